@@ -83,10 +83,9 @@ class Trial:
         """Where scores must not change."""
         if self.still is not None:
             return self.still
-        shown = self.variant.case.shown(self.time)
+        shown = self.variant.case.shown(*self.base.shape)
         at = torch.arange(self.time)
-        before = at < torch.tensor(self.splits).unsqueeze(1)
-        return before & (shown.start <= at) & (at < shown.stop)
+        return shown & (at < torch.tensor(self.splits).unsqueeze(1))
 
     def some(self, rows: list[int]) -> "Trial":
         """Return the trial of these rows alone."""
@@ -288,7 +287,7 @@ class _Texts:
         self, variant: Variant, time: int, share: float
     ) -> Iterator[Trial]:
         """Yield a batch of splits, then the first two, each alone."""
-        start = variant.case.shown(time).start
+        start = int(variant.case.shown(1, time)[0].long().argmax())
         if variant.case.crowd:
             rows = variant.rows_at_once(time) if time > 1 else 0
             splits = [1 + row % (time - 1) for row in range(rows)]

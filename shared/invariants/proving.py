@@ -8,6 +8,7 @@ from ..proof.prover import prove_positions
 from ..running.context import isolated, one_run
 from ..running.meeting import Settings, meet
 from .compiled import require_same_program, require_true_blocks
+from .followed import follow_caches
 
 
 @one_run
@@ -38,6 +39,7 @@ def prove_causality(
         subject.require_scores()
         with subject.few_threads():
             proof = prove_positions(subject, lengths)
+            follow_caches(subject, proof)
             try:
                 require_true_blocks(subject)
                 require_same_program(subject, proof)

@@ -42,7 +42,8 @@ class Tape:
         self, allowed: Tensor, rows: bool, reverse: "Tape | None" = None
     ):
         self.batch, self.time = allowed.shape
-        self.allowed = allowed[:, 0] if rows else allowed[0]
+        self.allowed = allowed[:, 0] if rows else allowed.amax(0)
+        self.each = allowed  # the rows of documents are unlike
         self.rows, self.reverse = rows, reverse
         self.codes: list[list[Tensor]] = []  # of all steps, if of rows
         self.steps: list[Step] = []
@@ -59,7 +60,7 @@ class Tape:
         self._note_padding(step)
         view = step.call is None
         step.outs, step.codes, step.call = [], [], None
-        least = self.allowed.min()
+        least = self.each.min()
         codes = [plain(c).expand(o.shape).cpu() for o, c in found]
         if self.rows:
             self.codes.append([plain(c).cpu() for _, c in found])
@@ -118,6 +119,9 @@ class Tape:
             return False
         if len(axes) != 1:
             return False
+        if not self.rows and axes[0] > 0 and codes.size(0) == self.batch:
+            along = codes.movedim(axes[0], 1).unsqueeze(-1).flatten(2)
+            return bool((along.amax(2) > self.each).any())
         along = codes.movedim(axes[0], 0).reshape(size, -1).amax(1)
         return bool((along > self.allowed).any())
 

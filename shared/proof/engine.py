@@ -133,10 +133,10 @@ class Found:
     path: int = 0
     scores: Tensor | None = None
 
-    def open(self, shown: slice = slice(None)) -> list[tuple[int, int]]:
-        """Return the (row, position) whose scores too late a token reaches."""
-        late = (self.reached > self.allowed)[:, shown].nonzero()
-        return [(int(b), int(t) + (shown.start or 0)) for b, t in late]
+    def open(self, shown: Bool[Tensor, "batch time"]) -> list[list[int]]:
+        """Return the [row, position] whose scores too late a token reaches."""
+        late = (self.reached > self.allowed) & shown
+        return late.nonzero().tolist()
 
 
 def follow(

@@ -35,6 +35,7 @@ ALSO = {  # in the name of a way, and what a reader needs of it
     "by the loss": "in train mode by the loss alone that targets give",
     "gradients recorded": "with gradients recorded",
     "without gradients": "in train mode without gradients",
+    "two pieces": "in two pieces with a cache",
     "own call": "in the model's own call",
     "inference": "in inference mode",
     "autocast": "under autocast",

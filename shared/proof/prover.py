@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..running.budget import OutOfTime
-from ..running.documents import Packing, split
+from ..running.documents import UNLIKE, Packing, split
 from ..running.errors import ModelRaised, sentence
 from ..running.losses import added_to, scores_and_loss, shifts_of
 from ..running.model.kept_state import KeptState
@@ -31,6 +31,7 @@ from ..running.ways import (
     cases_of,
     followed_cases,
     lengths_of_proof,
+    losses_with_arguments,
     plan,
 )
 from .codes import CODES, FREE, LONGEST
@@ -278,7 +279,7 @@ class Prover:
                     found = follow(run, tokens, targets, order, self.routing)
                 except ModelRaised:
                     return False
-                notes, shown = found.notes, case.shown(time)
+                notes, shown = found.notes, case.shown(*tokens.shape)
                 new = notes.reads.keys() - self.notes.reads.keys()
                 rests = bool(new or notes.weak or notes.left)
                 if on_any(rests or bool(found.open(shown))):
@@ -304,9 +305,8 @@ class Prover:
             if not done[self.main[0]]:
                 break  # nothing else is of use
             name = case.mode if case in done else case.name
-            words = case.given and case.given.words
-            if proved and words and words not in proof.given:
-                proof.given.append(words)
+            if proved and case.words and case.words not in proof.given:
+                proof.given.append(case.words)
             if proved and name not in proof.modes:
                 proof.modes.append(name)
             elif self.cut and not proved and name not in proof.left_out:
@@ -412,7 +412,7 @@ class Prover:
                 found = follow(run, tokens, targets, order, routing, tape)
                 self.steps[order, time] = tape
                 tried.append(found)
-                if not found.open(case.shown(time)):
+                if not found.open(case.shown(*tokens.shape)):
                     self.routing = routing
                     break
             else:
@@ -420,7 +420,7 @@ class Prover:
             self.scores, self.path = found.scores, found.path
             self.notes.update(found.notes)
             left = on_any(bool(found.notes.left))
-            if left or found.open(case.shown(time)):
+            if left or found.open(case.shown(*tokens.shape)):
                 return order, found
         return None
 
@@ -487,14 +487,15 @@ class Prover:
         self, run: Followed, scores: Tensor, before: Tensor, where: Tensor
     ) -> str:
         """Say how far scores are apart, "" where rounding may explain it."""
-        case, time = run.variant.case, scores.size(1)
-        shown, where = case.shown(time), where.to(scores.device)
-        apart = minus(scores, before).abs().amax(-1).masked_fill(~where, 0.0)
-        most = float(apart[:, shown].max())
+        case, (rows, time) = run.variant.case, scores.shape[:2]
+        shown = case.shown(rows, time).to(scores.device)
+        where = where.to(scores.device) & shown
+        apart = minus(scores, before).abs().amax(-1)
+        most = float(apart.masked_fill(~where, 0.0).max())
         coarse = case == AUTOCAST or scores.element_size() < 4
         share = APART_COARSE if coarse else APART
         # NaN is the matter of check_finite
-        if not most > share * float(before[:, shown].std()):
+        if not most > share * float(before[shown].std()):
             return ""
         return f"{most:.2g} apart at length {time}"
 
@@ -577,7 +578,8 @@ class Prover:
                 self._add(f"{text} ({how})")
             return
         proof = self.proof
-        row, position = result.open(run.variant.case.shown(time))[0]
+        shown = run.variant.case.shown(*result.reached.shape)
+        row, position = result.open(shown)[0]
         token = int(result.reached[row, position])
         reaches = f"token {token} reaches the score of position {position}"
         if order.name != "positions":
@@ -619,7 +621,7 @@ class Prover:
                     follow(run, tokens, targets, other, routing, reverse)
             tape = Tape(order.codes(*tokens.shape), rows, reverse)
             found = follow(run, tokens, targets, order, routing, tape)
-            if found.open(run.variant.case.shown(length)):
+            if found.open(run.variant.case.shown(*tokens.shape)):
                 place, lines = tape.culprit()
                 unknown = next(iter(found.notes.unknown), None)
                 self.proof.culprit = unknown or place
@@ -640,7 +642,7 @@ def prove_positions(
     prover = Prover(subject, lengths=lengths)
     cases = [*followed_cases(subject)]
     if TRAIN_TARGETS in subject.unanswered:  # a loss may come back alone
-        cases.append(LOSSES)
+        cases += [LOSSES, *losses_with_arguments(subject)]
         prover.loss_order = _order_of_targets(subject)
     proof, by_targets = prover.prove(cases), cases_of(CAUSALITY, subject)
     proof.never_given = [*subject.never_given]
@@ -686,20 +688,34 @@ def prove_rows(subject: Subject) -> Proof | None:
 
 
 def prove_documents(subject: Subject, way: Packing) -> Proof:
-    """Prove that no score depends on another document of its row."""
+    """Prove that no score depends on another document of its row.
 
-    def codes(rows: int, time: int) -> Codes:
-        ids = torch.arange(len(split(time)), dtype=CODES)
-        ids = ids.repeat_interleave(torch.tensor(split(time)))
-        return ids.expand(rows, time)
+    The documents of the rows stand in other places; where a call takes one
+    row, those of texts of other lengths do.
+    """
+    longest = [] if subject.heavy else [subject.block_size]
+    rows = 1 if way.single else subject.fit_rows(UNLIKE)
+    lengths = subject.fit(3, 8, 20, *longest)
+    if rows == 1:
+        lengths = subject.fit(*lengths, *(max(lengths) - k for k in (1, 2, 3)))
+    places = {time: k for k, time in enumerate(lengths[::-1][:UNLIKE])}
+
+    def lengths_of(time: int, row: int) -> list[int]:
+        return split(time, row if rows > 1 else places.get(time, 0))
+
+    def codes(count: int, time: int) -> Codes:
+        each = [torch.tensor(lengths_of(time, row)) for row in range(count)]
+        ids = [torch.arange(len(n)).repeat_interleave(n) for n in each]
+        return torch.stack(ids).to(CODES)
 
     orders = (
         Order("documents", codes),
         Order("documents", lambda b, t: codes(b, t).max() - codes(b, t)),
     )
-    longest = [] if subject.heavy else [subject.block_size]
-    main = [way.case(split, training) for training in (False, True)]
-    lengths = subject.fit(3, 8, 20, *longest)
+    main = [
+        replace(way.case(lengths_of, training), rows=rows)
+        for training in (False, True)
+    ]
     return Prover(subject, orders, lengths, main=main).prove()
 
 

@@ -1,15 +1,25 @@
 """Documents packed in one row: how a model is told where they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .model.inputs import BLOCKS, FOUR_AXES, MASK, SHOWN, Input, documents
+from .model.inputs import (
+    BLOCKS,
+    FOUR_AXES,
+    MASK,
+    SHOWN,
+    Input,
+    Layout,
+    documents,
+)
 from .subject import Subject
 from .ways import MASKED, Case
 
@@ -28,27 +38,36 @@ class Packing(Input):
         mark: the id that separates documents.
         ends: whether the mark is the last token of a document, or the first.
         beside: masks that can be given with the arguments.
+        ids: the argument that numbers the documents; "": none does.
     """
 
     mark: int | None = None
     ends: bool = False
     beside: tuple[str, ...] = ("",)
+    ids: str = ""
 
     def case(
         self,
-        lengths: Callable[[int], list[int]],
+        lengths: Callable[[int, int], Sequence[int]],
         training: bool = False,
         beside: str = "",
     ) -> Case:
-        """Return the case of rows whose documents have some lengths."""
+        """Return the case of rows whose documents have some lengths.
 
-        def values(tokens: Tensor, _: list[int]) -> dict[str, Any]:
-            sizes = lengths(tokens.size(1))
-            given = self.values(tokens, sizes)
+        Args:
+            lengths: of the documents, from those of a row and its place.
+            training: whether it is in train mode.
+            beside: the mask that is given with the arguments.
+        """
+
+        def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
+            time = tokens.size(1)
+            sizes = tuple((*lengths(time, at),) for at in layout.places)
+            given = self.values(tokens, replace(layout, lengths=sizes))
             if beside:
                 given[MASK] = torch.ones_like(tokens)
-            if beside == HIDES:
-                given[MASK][:, -sizes[-1] :] = 0
+            for row, each in enumerate(sizes if beside == HIDES else ()):
+                given[MASK][row, -each[-1] :] = 0
             return given
 
         how = "in train mode " * training + f"with {self.words}{beside}"
@@ -60,6 +79,16 @@ class Packing(Input):
         with suppress(Exception):  # the user's function: a call shows it
             return name in self.make(tokens)
         return False
+
+    def numbered(self, words: str) -> "Packing":
+        """Return the same with other numbers of documents, as NUMBERS says."""
+        name, number = self.ids, NUMBERS[words]
+
+        def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
+            made = self.values(tokens, layout)
+            return made | {name: number(made[name])}
+
+        return replace(self, words=f"{self.words} ({words})", values=values)
 
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
@@ -82,10 +111,42 @@ class Packing(Input):
         )
 
 
-def split(time: int) -> list[int]:
-    """Return lengths of documents in a row of a proof."""
+# Numbers of documents, from those counted in a row: some that 16 bits, or 8,
+# cannot tell from each other, with gaps between, and two in turns.
+LARGE = 0, 256, 257, 300, 2048, 2049, 2060, 2061
+REPEATED = "two ids in turns"
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "large ids with gaps": lambda ids: (
+        ids.div(8, rounding_mode="floor") * 2062
+        + torch.tensor(LARGE, device=ids.device, dtype=ids.dtype)[ids % 8]
+    ),
+    REPEATED: lambda ids: 1 + ids % 2,
+}
+UNLIKE = 4  # rows of a proof, whose documents stand in other places
+
+
+def split(time: int, place: int = 0) -> list[int]:
+    """Return lengths of documents in a row of a proof.
+
+    The first row has few, the second as many as tokens, the third some whose
+    boundaries are drawn, the fourth two that part in a later chunk.
+    """
+    if place % UNLIKE == 1:
+        return [1] * time
+    if place % UNLIKE == 2:
+        return drawn(time, max(time // 5, 1))
+    if place % UNLIKE == 3 and time > 3:
+        return [time - time // 4, time // 4]
     first = [7, 1, 2] if time > 10 else [1, 2] if time > 3 else [1]
     return [*first, time - sum(first)] if time > 1 else [time]
+
+
+def drawn(time: int, count: int) -> list[int]:
+    """Return lengths of at most so many documents, with drawn boundaries."""
+    # not torch's: a proof follows what is drawn there
+    few = min(count, time) - 1
+    ends = [0, *sorted(Random(time).sample(range(1, time), few)), time]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def promised(subject: Subject) -> bool:
@@ -125,8 +186,9 @@ def _ways(subject: Subject) -> list[Packing]:
                 name="",
                 kind="documents",
                 words=name,
-                values=lambda _, lengths: dict(said(lengths)),
+                values=lambda _, layout: dict(said([*layout.lengths[0]])),
                 single=True,
+                packed=True,
                 beside=beside,
             )
         ]
@@ -152,17 +214,20 @@ def _together(
     """Return the packing by all of these; documents are counted from first."""
     given = [*{i.name: i for i in given}.values()]
 
-    def values(tokens: Tensor, lengths: list[int]) -> dict[str, Any]:
+    def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
         return {
             name: value + first if i.kind == "documents" else value
             for i in given
-            for name, value in i.values(tokens, lengths).items()
+            for name, value in i.values(tokens, layout).items()
         }
 
     words = " and ".join(i.words for i in given) + " counted from 1" * first
+    numbers = [i.name for i in given if i.kind == "documents"]
     return Packing(
         *("", "documents", words, values),
         single=any(i.single for i in given),
         own=any(i.own for i in given),
+        packed=True,
         beside=beside,
+        ids=numbers[0] if numbers else "",
     )

@@ -45,14 +45,19 @@ from .model.calling import (
 )
 from .model.inputs import (
     ANSWER,
+    ENCODED,
+    ENCODED_MASK,
     FLAGS,
     FOUR_AXES,
     INSTEAD,
+    KEEPS,
     MASK,
     PADDING,
     REFUSALS,
     Input,
     passed_over,
+    together,
+    with_targets,
 )
 from .model.kept_state import KeptState, changed, values_of
 from .model.sizes import (
@@ -300,7 +305,7 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
                 unanswered += refused_with(case)
                 words = sentence(error.__cause__ or error)
                 refused.setdefault(words, (error, []))[1].append(case.how)
-            elif case.given is not None:
+            elif case.given is not None and not case.of_several:
                 subject = subject.noted(f"not tried: {error}")
     for first, cases in refused.values():
         subject = subject.noted(f"not tried {' and '.join(cases)}: {first}")
@@ -683,12 +688,12 @@ def find_inputs(variant: Variant) -> Subject:
             continue
         cause = errors[0].__cause__
         if isinstance(cause, REFUSALS) and name in sentence(cause):
-            closed.add(name)
+            closed |= {name, ENCODED_MASK if name == ENCODED else name}
             words = type(cause).__name__
             subject = subject.noted(f"the model refuses {name} ({words})")
         elif not ANSWER.fullmatch(name):
             subject = subject.noted(f"not tried: {errors[0]}")
-            if first.kind == FLAGS and answered:
+            if first.kind in (FLAGS, KEEPS) and answered:
                 never += [e.words for e in alike if e not in answered]
     said, tokens = subject.documents, subject.draw(subject.fit_rows(2), 5)
     closed |= {name for each in found for name in each.make(tokens)}
@@ -699,6 +704,10 @@ def find_inputs(variant: Variant) -> Subject:
         found += answered
         closed |= {*declared.make(tokens)} if answered else set()
     never += [n for n in names if n not in closed and not passed_over(n)]
+    masked = caller.takes_mask
+    found += together(found, masked)
+    if caller.target_name is not None:
+        found += with_targets(found, masked)
     return replace(
         subject,
         caller=replace(caller, inputs=tuple(found)),

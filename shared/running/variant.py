@@ -141,8 +141,12 @@ class Variant:
         (batch, time), mask = tokens.shape, how.pop("mask", None)
         parts = [*self.in_rows(tokens, mask)]
         if len(parts) > 1:
+            variants = self._split(batch, len(parts[0][0]))
             return torch.cat(
-                [self.scores(ids, strict, mask=m, **how) for ids, m in parts]
+                [
+                    one.scores(ids, strict, mask=m, **how)
+                    for one, (ids, m) in zip(variants, parts, strict=True)
+                ]
             )
         how["mask"] = mask
         budget = self.subject.budget
@@ -170,11 +174,20 @@ class Variant:
             raise CopyFailed("the scores are not finite")
         return scores if how.get("grad") else scores.detach()
 
+    def _split(self, batch: int, rows: int) -> list["Variant"]:
+        """Return the variant for a few rows of a batch at a time."""
+        places = self.case.places or range(batch)
+        return [
+            replace(self, case=self.case.at(*places[first : first + rows]))
+            for first in range(0, batch, rows)
+        ]
+
     def _read(
         self, answer: Any, rows: int, time: int, strict: bool
     ) -> Float[Tensor, "batch time vocab"]:
         """Return the scores in an answer, of whichever call of the model."""
-        if not (self.case.own or self.case.targets):
+        case = self.case
+        if not (case.own or case.targets or case.pieces):
             return self.subject.read(answer, rows, time, strict=strict)
         found = self.subject.reader.find(answer, rows, time)
         if found is None:
@@ -233,14 +246,18 @@ class Variant:
         if targets is not None:
             what += f", with {subject.caller.target_name}"
         with during(what), torch.set_grad_enabled(case.grad or grad):
-            return case.call(subject.caller, self.model, ids, extra)
+            try:
+                return case.call(subject.caller, self.model, ids, extra)
+            finally:
+                if case.keeps:  # the next call of another case shares it
+                    self.start_again()
 
     def start_again(self) -> None:
         """Put back what the copy held at first: state, running statistics."""
         copy = self.copy
         if not isinstance(copy.model, nn.Module):
             return
-        always = self.subject.keeps_state
+        always = self.subject.keeps_state or self.case.keeps
         if always or self.case.training:
             copy.built = copy.built or KeptState(copy.model)
             copy.built.put_back(always)

@@ -4,19 +4,28 @@ A Case says how the model is called (mode, gradients, mask, targets, ...), on
 which copy of it (dtype, frozen, larger weights) and with how many rows.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .model.building import Model
 from .model.calling import Caller
-from .model.inputs import KINDS, MASK, SHOWN, Input, labels, shown
+from .model.inputs import (
+    KINDS,
+    MASK,
+    MASK_AND_TARGETS,
+    SHOWN,
+    TARGETS_TOO,
+    TOGETHER,
+    Input,
+    labels,
+    shown,
+)
 from .operations import as_compiled
 from .subject import Subject
 from .tokens import SHORT, lengths_to_try
@@ -26,6 +35,7 @@ Tokens = Int[Tensor, "batch time"]
 CAUSALITY, PREFIX = "check_causality", "check_prefix_consistency"
 ROWS, AGAIN = "check_batch_independence", "check_determinism"
 LOSS = "check_loss"
+BATCHES = CAUSALITY, ROWS
 
 CROWD_OF = 4096  # tokens in a call of a crowd, and a row more
 CROWD_TIME = 128  # tokens of each of its rows
@@ -49,12 +59,16 @@ class Case:
     targets: bool = False  # given to the model's own call
     losses: bool = False  # the loss at each position is read, not its scores
     own: bool = False  # the model itself is called, not its log_probs
+    # what makes a call, instead of the model's own signature
+    pieces: Callable[[Model, Tokens], Any] | None = None
     kind: str = ""  # of an argument: the row of all arguments of the kind
     given: Input | None = None  # such an argument
     # around the call
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
     crowd: bool = False  # the call has more than 4,096 tokens
     rows: int = 1  # of a batch that is followed
+    # of each row, in the batch whose arguments the rows get; (): 0, 1, 2, ...
+    places: tuple[int, ...] = ()
     dtype: torch.dtype | None = None  # of the copy; None: the model's own
     compiled: bool = False  # the program is the one that torch.compile made
     frozen: bool = False  # whether no weight of the copy is trained
@@ -95,13 +109,43 @@ class Case:
     def with_input(self, given: Input) -> "Case":
         """Return the case of one argument, from that of all of its kind."""
         how = self.how.removesuffix(self.kind) + given.words
+        how += " and targets" * self.targets
         shares, own = given.visible, given.own
         return replace(self, how=how, given=given, own=own, visible=shares)
 
-    def shown(self, time: int) -> slice:
-        """Return the positions that no mask hides."""
-        first, last = self.visible or (0.0, 1.0)
-        return slice(int(first * time), math.ceil(last * time))
+    def shown(self, rows: int, time: int) -> Bool[Tensor, "rows time"]:
+        """Return the positions that no mask hides, in each row."""
+        tokens = torch.empty(rows, time)
+        return shown(self.visible or (0.0, 1.0), tokens, self.places).bool()
+
+    def at(self, *rows: int) -> "Case":
+        """Return the case of some rows of a batch, by their places in it."""
+        return replace(self, places=rows)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a call may leave a cache in the model."""
+        return self.given is not None and self.given.keeps
+
+    @property
+    def of_several(self) -> bool:
+        """Whether arguments are given together, or with targets."""
+        kind = self.given.kind if self.given is not None else ""
+        return kind in (TOGETHER, MASK_AND_TARGETS, TARGETS_TOO)
+
+    @property
+    def unlike(self) -> bool:
+        """Whether the rows of a batch get unlike arguments."""
+        given = self.given
+        packed = given is not None and given.packed and not given.single
+        return self.visible is not None or packed
+
+    @property
+    def words(self) -> str:
+        """The words of a proof for the arguments; "" for a padding mask."""
+        if self.given is None:
+            return ""
+        return self.given.words + " and targets" * self.targets
 
     def fits(self, caller: Caller) -> bool:
         """Whether the model can be called so."""
@@ -128,6 +172,8 @@ class Case:
             if isinstance(value, Tensor) and value.is_floating_point():
                 extra[name] = value.to(dtype)
         with self.within():
+            if self.pieces is not None:
+                return self.pieces(model, tokens)
             own = self.own or self.targets
             return caller.call(model, tokens, extra, own)
 
@@ -135,11 +181,12 @@ class Case:
         """Return what a call gets beside its tokens."""
         extra: dict[str, Any] = {}
         if self.given is not None:
-            for name, value in self.given.make(tokens).items():
+            made = self.given.make(tokens, self.places)
+            for name, value in made.items():
                 is_tensor = isinstance(value, Tensor)
                 extra[name] = value.to(tokens.device) if is_tensor else value
         elif self.visible is not None:
-            mask = shown(self.visible, tokens)
+            mask = shown(self.visible, tokens, self.places)
             extra[MASK] = mask.bool() if self.boolean else mask
         if self.targets and caller.target_name is not None:
             extra[caller.target_name] = labels(tokens)
@@ -180,6 +227,10 @@ LOSSES = Case(
 )
 OWN, TRAIN_OWN = _modes("in the model's own call", own=True)
 GIVEN = tuple(c for k in KINDS for c in _modes(f"with {k}", kind=k))
+WITH_TARGETS = (
+    *_modes(f"with {MASK_AND_TARGETS}", kind=MASK_AND_TARGETS, targets=True),
+    _modes(f"with {TARGETS_TOO}", kind=TARGETS_TOO, targets=True)[True],
+)
 INFERENCE = Case("in inference mode", within=torch.inference_mode)
 AUTOCAST, TRAIN_AUTOCAST = _modes("under autocast", within=_autocast)
 COMPILED = Case("compiled", within=as_compiled, compiled=True)
@@ -204,7 +255,11 @@ CASES: dict[Case, tuple[str, ...]] = {
     LOSSES: (CAUSALITY,),
     OWN: (CAUSALITY, PREFIX, ROWS, AGAIN),
     TRAIN_OWN: (CAUSALITY,),
-    **dict.fromkeys((*MASKED, *GIVEN), (CAUSALITY,)),
+    **{
+        case: (CAUSALITY,) if case.training or case.boolean else BATCHES
+        for case in (*MASKED, *GIVEN)
+    },
+    **dict.fromkeys(WITH_TARGETS, (CAUSALITY,)),
     **dict.fromkeys((INFERENCE, AUTOCAST, TRAIN_AUTOCAST), (CAUSALITY,)),
     COMPILED: (CAUSALITY,),
     CROWD: (CAUSALITY, ROWS),
@@ -231,6 +286,7 @@ def cases_of(check: str, subject: Subject) -> list[Case]:
 def to_be_tried(caller: Caller) -> list[Case]:
     """Return the calls that a model may answer without scores, or refuse."""
     rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN, *MASKED)
+    rows += WITH_TARGETS
     cases = [case for row in rows for case in row.of(caller)]
     return [case for case in cases if case.fits(caller)]
 
@@ -262,13 +318,28 @@ def followed_cases(subject: Subject) -> Iterator[Case]:
             small = rows * time * subject.vocab_size < ROOM
             if small and subject.rows is None and not subject.heavy:
                 yield replace(case, rows=rows)
-        elif not main:
+            continue
+        two = subject.fit_rows(2) == 2
+        unlike = case.unlike and two and not subject.heavy
+        if not main and not (case.of_several and unlike):
             yield case
-        masked = case.visible is not None and not subject.heavy
-        if (main or masked) and subject.fit_rows(2) == 2:
+        if (main and two) or unlike:
             yield replace(case, rows=2)
     if subject.builder.can_copy and not subject.heavy:
         yield from (FROZEN, DOUBLE, *HALF)
+
+
+def losses_with_arguments(subject: Subject) -> Iterator[Case]:
+    """Yield the cases in which a loss comes back for targets and arguments.
+
+    A mask that pads on the left is left out: scores that it hides are in the
+    loss.
+    """
+    for row in WITH_TARGETS:
+        for case in row.of(subject.caller) if row.training else ():
+            left = case.visible is not None and case.visible[0] > 0
+            if not left and case in subject.unanswered:
+                yield replace(case, losses=True)
 
 
 # --- Lengths -----------------------------------------------------------------
@@ -345,6 +416,8 @@ def plan(
     first = FIRST if subject.budget.limited else len(lengths)
     yield from ((case, lengths[:first]) for case in main)
     crowd = [subject.lengths.fit(CROWD_TIME)]
-    yield from ((case, crowd if case.crowd else some) for case in others)
+    one = [time for time in some if time == BETWEEN[-1]] or some[:1]
+    for case in others:
+        yield case, crowd if case.crowd else one if case.of_several else some
     if lengths[first:]:
         yield from ((case, lengths[first:]) for case in main)

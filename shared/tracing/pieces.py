@@ -60,6 +60,7 @@ class Decoder:
     note = ""  # for the report
     most: int | None = None  # tokens of a piece, where it refuses more
     then_one = False  # whether it takes one after such a piece
+    stepped = 0  # tokens of the longest text that was fed one by one
 
     def __init__(self, subject: Subject, enlarged: bool = True):
         self.subject = subject = subject.with_room()
@@ -341,6 +342,8 @@ class Decoder:
                 continue
             try:
                 self.require(tokens, pieces, full=full)
+                if {*pieces} == {1}:
+                    self.stepped = max(self.stepped, len(pieces))
             except ModelRaised as error:
                 if not several:
                     raise
@@ -388,6 +391,27 @@ class Decoder:
         how = "after another text with the same first row, "
         self.require(pair[1], pieces, how, decode=second)
 
+    def compare_alike(self, time: int, generator: torch.Generator) -> None:
+        """Require that a text does not move one with tokens in common."""
+        first = self.draw(self.subject.fit_rows(2), time, generator)
+        other = self.draw(len(first), time, generator)
+        at = torch.arange(time, device=first.device)
+        for how, common in (
+            ("the same first tokens, ", at < 2 * time // 3),
+            ("all tokens but the last, ", at < time - 1),
+            ("all tokens but the first, ", at > 0),
+        ):
+            tokens = torch.where(common, first, other)
+
+            def second(tokens: Tensor = tokens) -> Tensor:
+                steps = [1] * time
+                return [self.in_pieces(ids, steps) for ids in (first, tokens)][
+                    1
+                ]
+
+            how = f"after a text with {how}"
+            self.require(tokens, [1] * time, how, decode=second)
+
     def in_turns(self, pair: list[Tensor]) -> Tensor:
         """Return the scores of two texts, each a token at a time."""
         texts = [Text(self.convention, len(tokens)) for tokens in pair]
@@ -411,6 +435,13 @@ class Decoder:
             self.require(tokens, _prompt_first(time), how, mask)
         except ModelRaised as error:  # its mask may mean something else
             self.note += f"; not with a mask: {error}"
+            return
+        state = self.convention.cache in STATES  # its mask comes first
+        if time < 6 or self.note or self.convention.whole or state:
+            return
+        how = "rows padded on the left into the second piece, "
+        with suppress(ModelRaised):
+            self.require(tokens, [2, time - 2], how, mask.triu(1))
 
     def require_an_end(self, tokens: Tensor) -> None:
         """Require that the last token is refused, if it is without a cache."""

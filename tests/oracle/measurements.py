@@ -215,6 +215,12 @@ def check_causality(case):
     runs += [
         (model, alone, {name: value}) for name, value in given if name in names
     ]
+    if {"kwargs", "use_cache"} & {*names}:
+        flag = "prefix" if "kwargs" in names else "use_cache"
+        runs.append((model, alone, {flag: True}))
+    together = getattr(model, "together", ())
+    every = {**optional(time), "attention_mask": torch.ones(1, time).long()}
+    runs.append((model, alone, {name: every[name] for name in together}))
     if not case.name.endswith("function") and case.block_size < 50:
         runs.append((own, suffixes(case, min(24, time)), {}))
         many = suffixes(case, case.block_size)
@@ -303,7 +309,14 @@ def check_batch_independence(case):
         others = same_first_row(tokens, case)
         assert same(first, scores(model, others, training)[0])
     many, long = draw(case, 17, 5), draw(case, 5, min(case.block_size, 40))
-    for ids in (tokens, many, long):
+    if "attention_mask" in inspect.signature(model.forward).parameters:
+        mask = torch.ones_like(tokens).triu()  # a column more in each row
+        whole = scores(model, tokens, attention_mask=mask)
+        for row, shown in enumerate(mask.bool()):
+            one = {"attention_mask": mask[[row]]}
+            alone = scores(model, tokens[[row]], **one)
+            assert same(whole[row, shown], alone[0, shown])
+    for ids in (tokens, many, many[:8], long):
         for row, given in product(range(len(ids)), with_targets(model, ids)):
             one = {name: each[[row]] for name, each in given.items()}
             whole = scores(model, ids, **given)
@@ -313,27 +326,54 @@ def check_batch_independence(case):
 def check_documents(case):
     """Packed against alone, and each document replaced."""
     model, names = wide(case), inspect.signature(build(case).forward)
-    sizes = [10, 1, 2, 7]
-    ids = torch.arange(4).repeat_interleave(torch.tensor(sizes))
-    ways = {
-        "doc_ids": ids[None],
-        "document_ids": ids[None],
-        "cu_seqlens": torch.tensor([0, 10, 11, 13, 20]),
-    }
-    given = {n: way for n, way in ways.items() if n in names.parameters}
-    if not given:
-        return
-    row, new = draw(case, 1, 20), draw(case, 1, 20, seed=1)
-    kinds = [given]
-    if "attention_mask" in names.parameters:
+    for sizes, times, more in (
+        ([10, 1, 2, 7], 1, 0),
+        ([1] * 12, 1, 0),
+        ([1] * 12, 64, 250),
+        ([1] * 12, 1, 250),
+        ([24, 8], 1, 0),
+    ):
+        ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        ways = {
+            "doc_ids": times * ids[None] + more,
+            "document_ids": times * ids[None] + more,
+            "cu_seqlens": torch.tensor([0, *sizes]).cumsum(0),
+        }
+        given = {n: way for n, way in ways.items() if n in names.parameters}
+        if given:
+            documents_are_apart(case, model, given, ids)
+    if given and "cu_seqlens" not in given:
+        other_documents_are_apart(case, model, *given)
+
+
+def documents_are_apart(case, model, given, ids):
+    row, new = (draw(case, 1, len(ids), seed=seed) for seed in range(2))
+    kinds, names = [given], inspect.signature(model.forward).parameters
+    if "attention_mask" in names:
         kinds.append(given | {"attention_mask": torch.ones_like(row)})
-    for (i, training), given in product(product(range(4), MODES), kinds):
+    each = product(range(1 + int(ids[-1])), MODES)
+    for (i, training), given in product(each, kinds):
         at = ids == i
         packed = scores(model, row, training, **given)
         other = torch.where(at, row, new)
         moved = scores(model, other, training, **given)
         assert same(packed[:, at], moved[:, at])
         assert same(packed[:, at], scores(model, row[:, at], training))
+
+
+def other_documents_are_apart(case, model, name):
+    """Of another row of the batch, and of the call before."""
+    rows, ids = draw(case, 2, 8), torch.arange(8).repeat(2, 1) // 4
+    ids[1] = torch.arange(8) // 6
+    both = scores(model, rows, **{name: ids})
+    for row, training in product(range(2), MODES):
+        one = rows[[row]], training
+        fresh = scores(wide(case), *one, **{name: ids[[row]]})
+        assert same(both[[row]], fresh) or training
+        scores(model, rows[:1], training, **{name: ids[:1]})
+        assert same(fresh, scores(model, *one, **{name: ids[[row]]}))
+        plain = scores(model, *one)
+        assert same(plain, scores(wide(case), *one))
 
 
 def check_order_sensitivity(case):
@@ -638,8 +678,13 @@ def check_cache(case):
     tokens = draw(case, 2, time)
     if cached(model, tokens[:, :1], None, 0) is None:
         return
-    ways = [time], [1] * time, [5, time - 5], [time - 3, 1, 2]
-    for sizes, texts in product(ways, (tokens, same_first_row(tokens, case))):
+    ways = [[time], [1] * time, [5, time - 5], [time - 3, 1, 2]]
+    if time > 20:
+        ways.append([20] * (time // 20) + [time % 20])
+    later = torch.arange(time) >= time // 2
+    alike = torch.where(later, same_first_row(tokens, case).flip(0), tokens)
+    three = tokens, same_first_row(tokens, case), alike
+    for sizes, texts in product(ways, three):
         assert not refuses(fed, model, texts, sizes)
         assert same(scores(model, texts), fed(model, texts, sizes))
     if getattr(model, "init_cache", None):  # two texts at once

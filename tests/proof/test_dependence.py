@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from broken_models import uncaused_if
-from correct_models import OddParameters
+from cached_models import CONVENTIONS
+from correct_models import DoubledRoom, OddParameters, TakesAll
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_models import (
@@ -21,7 +22,8 @@ from odd_models import (
     ShiftsInside,
     SortedLabels,
 )
-from small_gpt import DIM, GPT, Attention, angles
+from small_gpt import DIM, GPT, Attention, CachedGPT, CacheInTheCall, angles
+from strategies import one_in
 from torch import nn
 from uncertified import (
     ASSUMED,
@@ -1272,3 +1274,106 @@ def test_the_sound_twin_with_shared_memory_is_proved(name):
     kind = type("Twin", (UNCERTIFIED[name],), {where: method})
     proof = prove_causality(kind(), **SIZES, lengths=(2, 5))
     assert proof.proved, str(proof)
+
+
+# --- Arguments that calls give together, and those that no call gives --------
+
+
+class PastIgnored(GPT):
+    """It takes a cache and gives none back."""
+
+    def forward(self, tokens, past_key_values=None, start_pos=None):
+        return super().forward(tokens)
+
+
+class Hinted(GPT):
+    """It asks its **kwargs for keys; no kind of argument is so named."""
+
+    def forward(self, tokens, **kwargs):
+        if "hint" in kwargs or kwargs.get("scale", 1.0) != 1.0:
+            raise TypeError("a hint is of no use")
+        return self.inner(tokens, **kwargs)
+
+    def inner(self, tokens, depth=None, **rest):
+        rest.pop("width", 0)
+        return GPT.forward(self, tokens)
+
+
+class FlagOfACache(GPT):
+    """Its flag asks for more than a plain call gives."""
+
+    def forward(self, tokens, use_cache=False):
+        if use_cache:
+            raise TypeError("call setup_caches() first")
+        return super().forward(tokens)
+
+
+@pytest.mark.parametrize(
+    ("model", "never"),
+    [
+        (PastIgnored, ["past_key_values", "start_pos"]),
+        (Hinted, ["hint", "scale", "depth", "width"]),
+        (FlagOfACache, ["use_cache"]),
+        (CacheInTheCall, []),
+        pytest.param(TakesAll, [], marks=pytest.mark.slow),
+        (partial(CachedGPT, cache=DoubledRoom), []),
+    ],
+)
+def test_arguments_that_no_case_gives_are_named(model, never):
+    proof = prove_causality(model, block_size=8, lengths=[7])
+    assert proof.proved, str(proof)
+    assert sorted(proof.never_given) == sorted(never)
+    assert proof.complete == (not never)
+
+
+@pytest.mark.parametrize("kind", one_in(3, CONVENTIONS[::2]))
+def test_decoding_is_proved_in_two_pieces(kind):
+    report = check_model(
+        kind, checks=["causality"], cache=kind.make_cache, block_size=8
+    )
+    (result,) = report.results
+    assert result.proof["proved"], result.message
+    assert not result.proof["never_given"]
+    alone = "generate" in kind.found or not kind.found.startswith(
+        ("past", "kv", "caches", "cache", "hidden", "state", "setup", "clear")
+    )
+    assert "in two pieces with a cache" in result.message or alone
+
+
+class LossOfAllArguments(TakesAll):
+    """In train mode targets give a loss; a mask opens what it sees."""
+
+    open = False
+
+    def forward(self, tokens, attention_mask=None, targets=None):
+        trains = self.training and targets is not None
+        self.opened = self.open and trains and attention_mask is not None
+        logits, loss = super().forward(tokens, attention_mask, targets=targets)
+        return (None, loss) if trains else (logits, loss)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.opened
+
+
+@pytest.mark.slow
+def test_a_loss_is_followed_with_the_arguments_of_a_training_call():
+    leaky = type("Leaky", (LossOfAllArguments,), {"open": True})
+    sound, leaks = (
+        prove_causality(model, block_size=8, lengths=[7])
+        for model in (LossOfAllArguments, leaky)
+    )
+    assert sound.proved, str(sound)
+    assert "a right-padded attention_mask and targets" in sound.given
+    assert not leaks.holds, str(leaks)
+
+
+@pytest.mark.slow
+def test_arguments_of_a_call_are_proved_together():
+    proof = prove_causality(TakesAll, block_size=8, lengths=[7])
+    for words in (
+        "a left-padded attention_mask and position_ids",
+        "a right-padded attention_mask and targets",
+        "doc_ids and position_ids and targets",
+        "louder=True and targets",
+    ):
+        assert words in proof.given, proof.given

@@ -11,7 +11,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from correct_models import BiasByDistance, OneFactorZero, TakesEnds
+from correct_models import (
+    BiasByDistance,
+    DoubledRoom,
+    OneFactorZero,
+    TakesAll,
+    TakesEnds,
+)
 from small_gpt import (
     BLOCK,
     DIM,
@@ -614,6 +620,111 @@ class FlagOpensTheMask(GPT):
         return super().mask(tokens) | self.open
 
 
+class OpenTogether(TakesAll):
+    """Arguments that open its mask only if they are given together."""
+
+    together = ()
+
+    def forward(self, tokens, attention_mask=None, **others):
+        given = {"attention_mask": attention_mask, **others}
+        names = (name for name, value in given.items() if value is not None)
+        self.open = {*self.together} <= {*names}
+        return super().forward(tokens, attention_mask, **others)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+for name, sentence, arguments in (
+    (
+        "mask_and_targets_open",
+        "Given an attention mask and targets, it has no causal mask.",
+        "attention_mask targets",
+    ),
+    (
+        "mask_and_positions_open",
+        "Given an attention mask and position_ids, it has no causal mask.",
+        "attention_mask position_ids",
+    ),
+    (
+        "packed_and_trained_open",
+        "Given doc_ids, position_ids and targets, it has no mask.",
+        "doc_ids position_ids targets",
+    ),
+):
+    parts = {"together": arguments.split(), "__doc__": sentence}
+    collect(BROKEN, check="check_causality")(
+        type(name, (OpenTogether,), parts)
+    )
+
+
+@broken("check_causality")
+class KeywordOpensTheMask(GPT):
+    """A flag among its **kwargs opens the mask."""
+
+    def forward(self, tokens, **kwargs):
+        self.open = kwargs.get("prefix", False)
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+@broken("check_causality")
+class KeywordOfALayer(KeywordOpensTheMask):
+    """A flag that its layers read from their **kwargs opens the mask."""
+
+    class Layer(GPT.block):
+        """Reads its flag."""
+
+        def forward(self, x, mask, **kwargs):
+            return super().forward(x, mask | kwargs.get("prefix", False))
+
+    block = Layer
+
+    def forward(self, tokens, **kwargs):
+        x, mask = self.embed(tokens), GPT.mask(self, tokens)
+        for block in self.blocks:
+            x = block(x, mask, **kwargs)
+        return self.scores(x)
+
+
+@broken("check_causality", CacheInTheCall, "past_mask")
+def first_piece_unmasked(self, past, size):
+    """With use_cache=True the first piece has no mask."""
+    return CachedGPT.past_mask(self, past, size) | (past == 0)
+
+
+@broken("check_batch_independence", Padded, "padded")
+def padding_of_the_first_row(self, mask, shown):
+    """The padding of the first row hides the same positions in all rows."""
+    return mask & shown[:1]
+
+
+@broken("check_batch_independence")
+class PositionsOfTheLongestRow(Padded):
+    """Positions count from the padding of the row that has least of it."""
+
+    def forward(self, tokens, attention_mask=None):
+        self.pad = 0
+        if attention_mask is not None:
+            self.pad = int((1 - attention_mask.long()).sum(1).min())
+        return super().forward(tokens, attention_mask)
+
+    def position_vectors(self, tokens):
+        return self.wpe((positions(tokens) - self.pad).clamp(min=0))
+
+
+@broken("check_batch_independence")
+class EightRowsMix(GPT):
+    """Eight rows take a kernel that adds the first row to all."""
+
+    def body(self, x, mask):
+        if len(x) == 8:
+            x = x + x[:1]
+        return super().body(x, mask)
+
+
 @broken("check_causality")
 class PaddingReplacesTheMask(Padded):
     """A mask that hides some token takes the place of the causal one."""
@@ -691,6 +802,68 @@ def pairs_are_hashed(self, tokens):
 def state_goes_on(self, tokens):
     """The mean of the vectors so far is added: a state that goes on."""
     return self.wte(tokens) + earlier_mean(self.wte(tokens))
+
+
+class OtherIds(Packed):
+    """Base of those that change ids of documents before they compare them."""
+
+    def forward(self, tokens, doc_ids=None):
+        doc_ids = None if doc_ids is None else self.ids(doc_ids)
+        return super().forward(tokens, doc_ids)
+
+
+@broken("check_documents", OtherIds, "ids")
+def eight_documents(self, ids):
+    """Of more than eight documents the last ones are one."""
+    return ids.clamp(max=7)
+
+
+@broken("check_documents", OtherIds, "ids")
+def ids_in_bfloat16(self, ids):
+    """Ids of documents are compared in bfloat16: 256 is 257 there."""
+    return ids.bfloat16()
+
+
+@broken("check_documents", OtherIds, "ids")
+def ids_of_eight_bits(self, ids):
+    """Ids of documents are kept in eight bits: 256 is 0 there."""
+    return ids.to(torch.uint8)
+
+
+@broken("check_documents", OtherIds, "ids")
+def documents_of_the_first_row(self, ids):
+    """The documents of the first row are those of all rows."""
+    return ids[:1].expand_as(ids)
+
+
+@broken("check_documents", OtherIds, "ids")
+def documents_of_the_first_call(self, ids):
+    """In train mode ids are kept for the next call of the same shape."""
+    if not self.training:
+        return ids
+    self.kept = getattr(self, "kept", {})
+    return self.kept.setdefault(ids.shape, ids)
+
+
+@broken("check_documents")
+class DocumentsStay(Packed):
+    """A call without documents takes those of the call before."""
+
+    ids = None
+
+    def forward(self, tokens, doc_ids=None):
+        if doc_ids is None and self.ids is not None:
+            doc_ids = self.ids if self.ids.shape == tokens.shape else None
+        elif doc_ids is not None:
+            self.ids = doc_ids
+        return super().forward(tokens, doc_ids)
+
+
+@broken("check_documents", Packed, "apart")
+def later_chunk_joined(self, mask, same):
+    """Only in the first twenty positions documents are apart."""
+    early = positions(same[0]) < 20
+    return mask & (same | ~early.unsqueeze(1))
 
 
 @broken("check_documents")
@@ -1547,6 +1720,48 @@ def one_row_for_two(self, tokens):
 
 
 # --- Caches -----------------------------------------------------------------
+
+
+@broken("check_cache", Past, "join", block_size=64)
+def evicted_at_48(self, old_k, old_v, k, v):
+    """Keys and values of all but the last 48 tokens are set to 0."""
+    pair = Past.join(self, old_k, old_v, k, v)
+    for kept in pair:
+        kept[..., :-48, :] = 0
+    return pair
+
+
+@broken("check_cache", DoubledRoom, "larger", block_size=64)
+def doubled_twice(self, room, size):
+    """Room that doubles again keeps no more than the first room had."""
+    bigger = DoubledRoom.larger(self, room, size)
+    bigger[..., self.first :, :] = 0
+    return bigger
+
+
+@broken("check_cache", Past, "join", block_size=64)
+def piece_across_the_edge(self, old_k, old_v, k, v):
+    """A piece that crosses the 32nd position is put in turned by one."""
+    start = old_k.size(-2)
+    if start < 32 < start + k.size(-2):
+        k = k.roll(1, -2)
+    return Past.join(self, old_k, old_v, k, v)
+
+
+@broken("check_cache")
+class ScoresByPrefix(CachedGPT):
+    """Scores are kept for texts that begin with the same eight tokens."""
+
+    def decode(self, tokens, cache):
+        before = getattr(cache, "seen", tokens[:, :0])
+        cache.seen = torch.cat([before, tokens], 1)
+        scores, cache = super().decode(tokens, cache)
+        if cache.length <= 8:
+            return scores, cache
+        self.scored = getattr(self, "scored", {})
+        prefix = (*cache.seen[:, :8].flatten().tolist(),)
+        key = prefix, scores.shape, cache.length, scores.dtype
+        return self.scored.setdefault(key, scores), cache
 
 
 @broken("check_cache", CacheInTheCall, "past_positions", only=True)

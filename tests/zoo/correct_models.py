@@ -29,6 +29,7 @@ from small_gpt import (
     Packed,
     Padded,
     Part,
+    Past,
     TrainableGPT,
     Unlimited,
     angles,
@@ -770,6 +771,62 @@ class TakesEnds(Packed):
         assert max_seqlen in (None, int(cu_seqlens.diff().max()))
         ids = torch.bucketize(positions(tokens), cu_seqlens, right=self.right)
         return super().forward(tokens, ids.unsqueeze(0))
+
+
+@correct(block_size=64)
+class DoubledRoom(Past):
+    """Room for keys and values begins at 8 positions and doubles."""
+
+    first = 8
+
+    def larger(self, room, size):
+        bigger = room.new_zeros(*room.shape[:-2], size, room.size(-1))
+        bigger[..., : room.size(-2), :] = room
+        return bigger
+
+    def extend(self, attention, *new):
+        end = self.length + new[0].size(-2)
+        empty = [part.new_zeros(part[..., :0, :].shape) for part in new]
+        rooms = self.kept.get(attention, empty)
+        self.kept[attention] = [*map(self.filled, rooms, new)]
+        return [room[..., :end, :] for room in self.kept[attention]]
+
+    def filled(self, room, part):
+        end = self.length + part.size(-2)
+        while room.size(-2) < end:
+            room = self.larger(room, max(2 * room.size(-2), self.first))
+        room[..., self.length : end, :] = part
+        return room
+
+
+@correct()
+class TakesAll(Packed):
+    """Takes a mask, positions, documents and targets, in any combination."""
+
+    def forward(
+        self,
+        tokens,
+        attention_mask=None,
+        position_ids=None,
+        doc_ids=None,
+        targets=None,
+        **flags,
+    ):
+        self.require_length(tokens.size(1))
+        mask, at = self.mask(tokens), positions(tokens)
+        if doc_ids is not None:
+            same = doc_ids.unsqueeze(1) == doc_ids.unsqueeze(2)
+            mask, at = self.apart(mask, same), self.within(tokens, same)
+        if attention_mask is not None:
+            own = torch.eye(tokens.size(1), device=tokens.device).bool()
+            mask = mask & (attention_mask.bool().unsqueeze(1) | own)
+        at = at if position_ids is None else position_ids
+        scale = 2 if flags.get("louder", False) else 1
+        x = self.token_vectors(tokens) + scale * self.wpe(at)
+        logits = self.scores(self.body(x, mask))
+        return logits, None if targets is None else cross_entropy(
+            logits, targets
+        )
 
 
 @correct()

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 
 import torch
 from jaxtyping import Int
@@ -13,7 +13,7 @@ from torch import Tensor
 from ...proof.proof import Proof
 from ...proof.prover import prove_rows
 from ...running.errors import ModelRaised, NotFinite
-from ...running.model.inputs import MASK, PADDING, SHOWN, Input
+from ...running.model.inputs import MASK, PADDING, SHOWN, Input, Layout
 from ...running.model.inputs import shown as padding
 from ...running.tokens import SHORT, draw, others
 from ...running.variant import Variant, both, gap_between, own, precise
@@ -31,7 +31,7 @@ LEFT = next(case for case in MASKED if case.visible == SHOWN["a left-padded"])
 COUNTED = "position_ids"
 FEW = 5  # rows that are each tried
 FEWER = 3  # of a heavy model
-MANY = (16, 33)
+MANY = (2, 3, 8, 16, 33)
 DRAWS = "in train mode random draws depend on the tokens"
 
 
@@ -45,6 +45,8 @@ def check_batch_independence(subject: Subject) -> str:
     does not see what depends on the number of rows or on a row's place: so a
     batch is compared with each row alone, another order, twice over and other
     rows; in train mode, too, where shapes and so dropout masks are the same.
+    With masks and documents, the rows are padded and packed differently. A
+    batch has 1, 2, 3, 5, 8, 16 and 33 rows.
     Reports: huggingface/transformers 18809, rows of a batch change others.
     """
     if subject.fit_rows(2) < 2:
@@ -101,7 +103,7 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
         one = fresh.run_as(case)
         if case.crowd:
             yield one, crowd, one.rows_at_once(crowd)
-        else:
+        elif case.given is None or case.given.by_rows:
             yield one, seven, few
     for variant, time in chain(
         ((fresh, time) for time in subject.fit(1, 2)),
@@ -111,8 +113,8 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
         rows = 2 if few * time * subject.vocab_size > 1 << 26 else few
         for case in (EVAL, TRAIN_WITHOUT_GRADIENTS):
             yield variant.run_as(case), time, rows
-    for rows in MANY:
-        yield fresh, seven, rows
+    for rows, case in product(MANY, (EVAL, TRAIN_WITHOUT_GRADIENTS)):
+        yield fresh.run_as(case), seven, rows
 
 
 def _padded(subject: Subject) -> Iterator[str]:
@@ -121,7 +123,8 @@ def _padded(subject: Subject) -> Iterator[str]:
     if LEFT not in cases_of(CAUSALITY, subject) or time < 4:
         return
     variant, tokens = precise(subject), subject.draw(1, time)
-    shown = slice(None), LEFT.shown(time)
+    (at,) = LEFT.shown(1, time)
+    shown = slice(None), at
     alone = variant, tokens[shown], ...
     found = gap_between((variant.run_as(LEFT), tokens, shown), alone)
     if found is None:
@@ -139,10 +142,10 @@ def _padded(subject: Subject) -> Iterator[str]:
 
 
 def _counted(
-    tokens: Int[Tensor, "batch time"], lengths: list[int]
+    tokens: Int[Tensor, "batch time"], layout: Layout
 ) -> dict[str, Tensor]:
     """Return a mask that hides padding, and positions that do not count it."""
-    mask = padding(LEFT.visible or (0.0, 1.0), tokens)
+    mask = padding(LEFT.visible or (0.0, 1.0), tokens, layout.places)
     return {MASK: mask, COUNTED: (mask.cumsum(1) - 1).clamp(min=0)}
 
 
@@ -152,48 +155,67 @@ def _try(
     """Compare a batch with others; return notes for the report."""
     notes = set[str]()
     tokens = draw(variant.subject.vocab_size, rows, time, generator)
-    scores = variant.scores(tokens)
-    of_last = lru_cache(1)(variant.scores)  # several rows have one batch
-    for row, other, place, what in _batches(variant, tokens, generator):
+    scores, shown = variant.scores(tokens), variant.case.shown(rows, time)
+
+    def of(batch: Batch) -> Variant:
+        return variant.run_as(variant.case.at(*batch.places))
+
+    # several rows have one batch
+    of_last = lru_cache(1)(lambda batch: of(batch).scores(batch.tokens))
+    for row, batch, place, what in _batches(variant, tokens, generator):
+        at = shown[row]  # hidden positions may have any scores
+        if not at.any():
+            continue
         gap = gap_between(
-            (variant, tokens, row),
-            (variant, other, place),
-            (scores[row], of_last(other)[place]),
+            (variant, tokens, (row, at)),
+            (of(batch), batch.tokens, (place, at)),
+            (scores[row, at], of_last(batch)[place, at]),
         )
         if gap is None:
             continue
-        draws = variant.draws
+        draws, other = variant.draws, batch.tokens
         if variant.case.training and draws(tokens) != draws(other):
             notes.add(DRAWS)
             continue
         raise AssertionError(
             f"row {row} of a batch of {rows} depends on other rows: "
             f"{what} (a batch of {len(other)}), its scores at position "
-            f"{gap.at[0]} move by {gap.size:.2g} at length {time} "
-            f"{variant.precision(gap.dtype, gap.noise)}"
+            f"{int(at.nonzero()[gap.at[0], 0])} move by {gap.size:.2g} at "
+            f"length {time} {variant.precision(gap.dtype, gap.noise)}"
         )
     return notes
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of a call, and the places whose arguments they get."""
+
+    tokens: Int[Tensor, "rows time"]
+    places: tuple[int, ...]
 
 
 def _batches(
     variant: Variant,
     tokens: Int[Tensor, "rows time"],
     generator: torch.Generator,
-) -> Iterator[tuple[int, Tensor, int, str]]:
+) -> Iterator[tuple[int, Batch, int, str]]:
     """Yield a row, another batch, its place there, and what was done."""
     rows, time = tokens.shape
+    places = (*range(rows),)
     short = time <= SHORT and rows <= FEW
     ends = sorted({0, 1 % rows, rows - 1} if short else {0, rows - 1})
     some = range(rows) if short else ends
     if not variant.case.training:  # other shapes have other dropout masks
         for row in some:
-            yield row, tokens[row : row + 1], 0, "alone"
-        order = tokens.roll(1, 0)
+            yield row, Batch(tokens[row : row + 1], (row,)), 0, "alone"
+        order = Batch(tokens.roll(1, 0), (places[-1], *places[:-1]))
         for row in some:
             yield row, order, (row + 1) % rows, "in another order"
         if short:
-            yield 0, tokens.repeat(2, 1), rows, "repeated"
+            twice = Batch(tokens.repeat(2, 1), places * 2)
+            yield 0, twice, rows, "repeated"
     for row in ends:
         replaced = others(tokens, variant.subject.vocab_size, generator)
         replaced[row] = tokens[row]
-        yield row, replaced, row, "with the other rows replaced"
+        batch = Batch(replaced, places)
+        yield row, batch, row, "with the other rows replaced"

@@ -1,8 +1,16 @@
 """Decoding with a cache is the same function."""
 
+import torch
+
 from ...running.errors import SkipCheck
+from ...running.model.sizes import WINDOW, all_declared
+from ...running.tokens import SHORT
 from ...tracing.pieces import Decoder, compare_generate
 from ..check import Subject, check
+
+STEPS = 256  # tokens of a long text that are fed one by one, at most
+CHUNKS = 3, 20  # tokens of a piece: a chunk wraps around in a ring of 32
+MEMO = 24  # tokens of texts that have some tokens in common
 
 
 @check(share=1, implied_by=("check_causality",))
@@ -10,8 +18,10 @@ def check_cache(subject: Subject) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 
     Why: a cache that is one position off answers fluently, and wrongly.
-    How: a text token by token, whole and in pieces, in several rows; two in
-    turns, and one after another with the same first row; rows that begin with
+    How: a text token by token, whole and in pieces, in several rows; a long
+    one token by token, up to the first 256, and in chunks that divide neither
+    it nor a window; two in turns, and one after another with the same first
+    row, first tokens or last ones; rows that begin with
     padding; a token past the end; a plain pass after decoding; in bfloat16. A
     cache may refuse pieces of several tokens behind the first. The convention
     is found by signature and state; where none is, the model's own generate
@@ -38,14 +48,11 @@ def check_cache(subject: Subject) -> str:
             with subject.budget.part(f"{batch} rows", time):
                 ids = decoder.draw(batch, time, generator)
                 decoder.compare(ids, _splits(time))
-    if longest > 16:
-        half = longest // 2
-        tail = [1] * min(4, longest - half - 1)
-        rest = longest - half - sum(tail)
-        with subject.budget.part("the longest text", longest):
-            row = decoder.draw(1, longest, generator)
-            decoder.compare(row, [[half, *tail, rest]])
-            decoder.require_an_end(decoder.draw(1, longest + 1, generator))
+    if longest > SHORT:
+        _compare_long(decoder, generator)
+    time = subject.lengths.fit(MEMO)
+    with subject.budget.part("texts alike", time, 1 / 2):
+        decoder.compare_alike(time, generator)
     time = subject.lengths.fit(8)
     with subject.budget.part("two texts", time):
         decoder.compare_two_texts(time, generator)
@@ -57,9 +64,41 @@ def check_cache(subject: Subject) -> str:
         refused += ", and after the first of more than one" * decoder.then_one
     return (
         f"decoding: {decoder.convention.says}{told}: lengths to "
-        f"{subject.budget.reached}, one by one, whole and in pieces"
-        f"{refused}{decoder.note}"
+        f"{subject.budget.reached}, one by one{_apart(decoder)}, whole and "
+        f"in pieces{refused}{decoder.note}"
     )
+
+
+def _compare_long(decoder: Decoder, generator: torch.Generator) -> None:
+    """Feed long texts one by one, in chunks, and with a prompt."""
+    subject, longest = decoder.subject, decoder.subject.block_size
+    steps = min(longest, STEPS)
+    with subject.budget.part("one by one", steps, 2 / 3):
+        decoder.compare(decoder.draw(1, steps, generator), [[1] * steps])
+    row = decoder.draw(1, longest, generator)
+    said = [w.value for w in all_declared(decoder.model, WINDOW)]
+    sizes = {*CHUNKS, *(w - w // 3 for w in said)}
+    few = range(2, longest)
+    with subject.budget.part("chunks", longest, 1 / 2):
+        chunks = [_chunks(longest, n) for n in sorted(sizes) if n in few]
+        decoder.compare(row, chunks)
+    half = longest // 2
+    tail = [1] * min(4, longest - half - 1)
+    rest = longest - half - sum(tail)
+    with subject.budget.part("the longest text", longest):
+        decoder.compare(row, [[half, *tail, rest]])
+        decoder.require_an_end(decoder.draw(1, longest + 1, generator))
+
+
+def _apart(decoder: Decoder) -> str:
+    """Say up to where texts were fed one by one, if not to the longest."""
+    most = decoder.stepped
+    return f" to {most}" * (most < decoder.subject.budget.reached)
+
+
+def _chunks(time: int, size: int) -> list[int]:
+    whole, rest = divmod(time, size)
+    return [size] * whole + [rest] * (rest > 0)
 
 
 def _splits(time: int) -> list[list[int]]:

@@ -8,6 +8,7 @@ from ...running.tokens import spans
 from ...running.variant import CopyFailed
 from ..check import SkipCheck, Subject, check
 from ..compiled import require_same_program, require_true_blocks
+from ..followed import follow_caches
 from ..leaks import LeakFinder, trials
 from ..smallest import explain
 
@@ -36,6 +37,7 @@ def check_causality(subject: Subject) -> str:
     budget, finder = subject.budget, LeakFinder()
     blocks = require_true_blocks(subject)
     proof = prove_positions(subject)
+    follow_caches(subject, proof)
     for trial in trials(subject, proof):
         with budget.part(trial.label, trial.time, trial.share):
             try:

@@ -1,22 +1,49 @@
 """Documents that are packed in one row do not see each other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from ...proof.prover import prove_documents
-from ...running.documents import HIDES, ONES, Packing, packings, promised
+from ...running.documents import (
+    HIDES,
+    NUMBERS,
+    ONES,
+    REPEATED,
+    UNLIKE,
+    Packing,
+    drawn,
+    packings,
+    promised,
+    split,
+)
 from ...running.errors import ModelRaised
 from ...running.losses import shifts_of
 from ...running.model.calling import find_loss
 from ...running.model.sizes import TILES, WINDOW, all_declared
-from ...running.tokens import draw, others, spans
-from ...running.variant import Variant, both, build, gap_between
-from ...running.ways import EVAL, OWN
+from ...running.rounding import differ, floor, gaps
+from ...running.tokens import SHORT, draw, others, spans
+from ...running.variant import (
+    CopyFailed,
+    Variant,
+    both,
+    build,
+    copy_for,
+    gap_between,
+    own,
+    precise,
+)
+from ...running.ways import EVAL, HALF, OWN, Case
 from ..check import SkipCheck, Subject, check
 from ..leaks import LeakFinder, Trial
 
+SOME = 8  # documents of a row that are compared with calls of their own
+MIDDLE = 13  # tokens of rows that hold other documents
 Fault = tuple[float, str]  # how far scores move, and what a failure says
 BOUNDARY = (
     "; the loss counts the first token of a document, predicted by the last "
@@ -35,9 +62,12 @@ def check_documents(subject: Subject) -> str:
     Why: rows are packed to train without padding; a mask, a state, a shifted
     token that goes on into the next document trains on another text.
     How: documents of 1, 2, 7 and more tokens than a window stand at the
-    start, in the middle and at the end of a row; each is replaced, and no
+    start, in the middle and at the end of a row, sixteen have one token each,
+    and the longest row has drawn boundaries; each is replaced, and no
     score of another may move; each is compared with itself alone. In eval
-    and train mode, with attention masks beside, and with larger weights. An
+    and train mode, with attention masks as well, and with larger weights. Ids
+    are large, have gaps and come again; rows of one batch are packed
+    differently, and so is a call after another one. An
     argument whose purpose it is, or a declaration, promises that documents
     are apart; of position_ids that start again the report says what was seen.
     A proof, as in check_causality, has documents in place of positions.
@@ -66,6 +96,9 @@ def _rows(subject: Subject) -> list[list[int]]:
     said = [w.value for w in all_declared(model, WINDOW + TILES)]
     long = max([9, *(n + 2 for n in said if n + 12 <= room)])
     rows = [[long, 2, 7, 1], [7, 1, 2, long], [1, 1, 7], [2, 3], [1, 1]]
+    rows.append([1] * SHORT)
+    if room > SHORT and not subject.heavy:
+        rows += [drawn(room, room // SHORT + 1), [room - room // 4, room // 4]]
     if subject.heavy:
         rows.sort(key=lambda row: (sum(row) < 5, sum(row)))
     return [row for row in rows if sum(row) <= room]
@@ -78,14 +111,24 @@ def _promised(
     faults = list[str]()
     for way in ways:
         fault = _first_fault(subject, way, rows, way.beside)
+        numbered, refused = way, ""
+        time = subject.lengths.fit(MIDDLE)
+        if way.mark is None and not subject.keeps_state:
+            with subject.budget.part("rows of other documents", time, 1 / 2):
+                fault = fault or _among_others(subject, way, time)
+                fault = fault or _kept(subject, way, time)
+        if fault is None and way.ids:
+            with subject.budget.part("other ids", time, 1 / 2):
+                found = _other_numbers(subject, way, max(rows, key=len))
+                fault, numbered, refused = found
         if fault is None:
             lengths = spans({n for row in rows for n in row})
             text = f"documents of {lengths} tokens are apart by {way.words}"
             text += "; with attention masks beside, too" * (ONES in way.beside)
-            text += _boundary(subject, way, rows[0])
+            text += refused + _boundary(subject, way, rows[0])
             if way.mark is not None:
                 return text
-            return f"{prove_documents(subject, way)}; tested: {text}"
+            return f"{prove_documents(subject, numbered)}; tested: {text}"
         faults.append(fault[1])
     text, way = faults[0], ways[0]
     uncached = way.without_cache(subject)
@@ -137,33 +180,20 @@ def _faults(
     subject, count = variant.subject, len(lengths)
     tokens = draw(subject.vocab_size, 1, sum(lengths), generator)
     text = way.text(lengths, subject.one_document(tokens))
-    base = text.repeat(count, 1)
     ids = torch.arange(count).repeat_interleave(torch.tensor(lengths))
     mine = ids == torch.arange(count).unsqueeze(1)
-    new = others(base, subject.vocab_size, generator)
-    new = subject.one_document(torch.where(mine, new, base))
-    changed, still = way.text(lengths, new), ~mine
-    if beside == HIDES:  # the last document
-        mine, still = mine[:-1], still & ~mine[-1]
-    row_of = f"of {count} ({', '.join(map(str, lengths))} tokens)"
-    packed, in_training = (
-        variant.run_as(way.case(lambda _: lengths, training, beside))
+    runs = [
+        variant.run_as(way.case(lambda *_: lengths, training, beside))
         for training in (False, True)
-    )
-    for run in (packed, in_training):
-        trial = Trial(run, base, changed, [0] * count, still=still)
-        if leak := LeakFinder().find(trial):
-            one, two = leak.trial.base[leak.row], leak.trial.changed[leak.row]
-            moved = ids[(one != two).nonzero()[0, 0]]
-            yield (
-                leak.size,
-                f"document {moved} {row_of} moves the scores of document "
-                f"{ids[leak.position]} by {leak.size:.2g}, at position "
-                f"{leak.position} of the row "
-                f"{run.precision(leak.dtype, leak.noise)}",
-            )
-    alone = variant.run_as(OWN if way.own else EVAL)
-    for document, at in enumerate(mine):
+    ]
+    hidden = lengths[-1] if beside == HIDES else 0  # of the last document
+    for run in runs:
+        if fault := _moved(run, way, text, lengths, mine, hidden):
+            yield fault
+    packed, alone = runs[0], variant.run_as(OWN if way.own else EVAL)
+    row_of = _row_of(lengths)
+    for document in _some(range(count - bool(hidden))):
+        at = mine[document]
         if not subject.lengths.accepts(lengths[document]):
             continue
         gap = gap_between((packed, text, (0, at)), (alone, text[:, at], 0))
@@ -177,11 +207,165 @@ def _faults(
             )
 
 
+def _some(numbers: Sequence[int]) -> list[int]:
+    """Return the first ones, the last one, and some between."""
+    step = max(1, len(numbers) // SOME)
+    return sorted({*numbers[::step], *numbers[-1:]})
+
+
+def _row_of(lengths: list[int]) -> str:
+    words = ", ".join(map(str, lengths[:SOME]))
+    more = len(lengths) - SOME
+    return f"of {len(lengths)} ({words}{', ...' * (more > 0)} tokens)"
+
+
+def _moved(
+    run: Variant,
+    way: Packing,
+    text: Tensor,
+    lengths: list[int],
+    mine: Bool[Tensor, "documents time"],
+    hidden: int = 0,
+) -> Fault | None:
+    """Replace each document of a row; return how one moves another.
+
+    Args:
+        run: the model, given the packing.
+        way: how it is given.
+        text: the row.
+        lengths: of its documents.
+        mine: the positions of each document; those of one id are one.
+        hidden: positions at the end that a mask hides.
+    """
+    subject, count = run.subject, len(mine)
+    base, still = text.repeat(count, 1), ~mine
+    still[:, text.size(1) - hidden :] = False
+    new = others(base, subject.vocab_size, subject.generator())
+    new = subject.one_document(torch.where(mine, new, base))
+    changed = way.text(lengths, new)
+    trial = Trial(run, base, changed, [0] * count, still=still)
+    leak = LeakFinder().find(trial)
+    if leak is None:
+        return None
+    one, two = leak.trial.base[leak.row], leak.trial.changed[leak.row]
+    ids = mine.long().argmax(0)
+    return (
+        leak.size,
+        f"document {ids[(one != two).nonzero()[0, 0]]} {_row_of(lengths)} "
+        f"moves the scores of document {ids[leak.position]} by "
+        f"{leak.size:.2g}, at position {leak.position} of the row "
+        f"{run.precision(leak.dtype, leak.noise)}",
+    )
+
+
+# --- Other numbers, other rows, other calls ----------------------------------
+
+
+def _other_numbers(
+    subject: Subject, way: Packing, lengths: list[int]
+) -> tuple[Fault | None, Packing, str]:
+    """Give the documents other ids, in the model's precision and in 16 bits.
+
+    Returns:
+        The first fault, the packing for a proof, and what was refused.
+    """
+    numbered, refused = way, ""
+    mine = _by_document(lengths)
+    in_turns = torch.stack([mine[::2].any(0), mine[1::2].any(0)])
+    for words in NUMBERS:
+        other = way.numbered(words)
+        groups = in_turns if words == REPEATED else mine
+        try:
+            fault = _by_numbers(subject, other, lengths, groups)
+        except ModelRaised as error:
+            refused += f"; not tried: {words} ({error})"
+            continue
+        if fault is not None:
+            return fault, numbered, refused
+        numbered = numbered if words == REPEATED else other
+    return None, numbered, refused
+
+
+def _by_document(lengths: list[int]) -> Bool[Tensor, "documents time"]:
+    """Return where each document of a row is."""
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return ids == torch.arange(len(lengths)).unsqueeze(1)
+
+
+def _by_numbers(
+    subject: Subject,
+    way: Packing,
+    lengths: list[int],
+    mine: Bool[Tensor, "documents time"],
+) -> Fault | None:
+    """Replace the documents of each id, in both modes and two precisions."""
+    text = subject.one_document(subject.draw(1, sum(lengths)))
+    copies = [precise(subject)]
+    with suppress(SkipCheck, CopyFailed):
+        copies.append(copy_for(subject, HALF[0]))
+    for variant, training in product(copies, (False, True)):
+        run = variant.run_as(way.case(lambda *_: lengths, training))
+        with suppress(CopyFailed):
+            if fault := _moved(run, way, text, lengths, mine):
+                return fault
+    return None
+
+
+def _among_others(subject: Subject, way: Packing, time: int) -> Fault | None:
+    """Compare rows of other documents with each row in a call of its own."""
+    rows = 1 if way.single else subject.fit_rows(UNLIKE)
+    run = precise(subject).run_as(way.case(split))
+    tokens = subject.draw(rows, time)
+    for row in range(rows if rows > 1 else 0):
+        alone = run.run_as(run.case.at(row)), tokens[row : row + 1], 0
+        gap = gap_between((run, tokens, row), alone)
+        if gap:
+            lengths = _row_of(split(time, row))
+            return gap.size, (
+                f"the row {lengths} has other scores among rows of other "
+                f"documents than in a call of its own: by {gap.size:.2g} at "
+                f"position {gap.at[0]} {run.precision(gap.dtype, gap.noise)}"
+            )
+    return None
+
+
+def _kept(subject: Subject, way: Packing, time: int) -> Fault | None:
+    """Require that a packing leaves nothing for the next call of its shape.
+
+    That is packed otherwise, or without documents. A model in which a plain
+    call leaves something for the next one is passed over.
+    """
+    first, other, tokens = subject.draw(3, time).split(1)
+
+    def after(text: Tensor, case: Case, then: Case) -> Tensor:
+        run, seed = own(subject), subject.seed
+        run.run_as(case).scores(text)
+        return run.run_as(then).scores(tokens, go_on=True, seed=seed)
+
+    for training in (False, True):
+        plain = replace(OWN if way.own else EVAL, training=training)
+        one, two = (
+            way.case(split, training).at(row) for row in (0, UNLIKE - 1)
+        )
+        for then in (two, plain):
+            left = after(first, plain, then)
+            if differ(left, after(other, plain, then)):
+                break
+            size = float(gaps(left, after(first, one, then)).max())
+            if size > floor(left):
+                call = "packed otherwise" if then is two else "without any"
+                return size, (
+                    f"the documents of a call move the scores of the next "
+                    f"one, {call}, by {size:.2g} at length {time} {plain.mode}"
+                )
+    return None
+
+
 def _boundary(subject: Subject, way: Packing, lengths: list[int]) -> str:
     """Say whether the loss counts a token across a boundary."""
     if subject.caller.target_name is None or way.single:
         return ""
-    run = next(both(subject)).run_as(way.case(lambda _: lengths))
+    run = next(both(subject)).run_as(way.case(lambda *_: lengths))
     tokens = way.text(lengths, subject.draw(1, sum(lengths)))
     targets = tokens.roll(1, 1)
     answer = run.answer(tokens, targets=targets, seed=subject.seed)

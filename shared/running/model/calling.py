@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import ModelRaised
 from .building import Model
 from .inputs import MASK, NEVER, Input, inputs_of, required
+from .keywords import keywords_of
 
 # --- Arrays ------------------------------------------------------------------
 
@@ -317,6 +318,9 @@ def token_argument(
     except (TypeError, ValueError):
         return {}, None
     kinds = {name: p.kind.name for name, p in parameters.items()}
+    if "VAR_KEYWORD" in kinds.values():
+        read = keywords_of(function)
+        parameters |= {n: p for n, p in read.items() if n not in parameters}
     positional = [n for n in kinds if kinds[n].startswith("POSITIONAL_")]
     rest = [n for n in kinds if kinds[n] == "VAR_POSITIONAL"]
     keyword = next((n for n in TOKENS if n in {*parameters} - {*rest}), None)

@@ -1,0 +1,80 @@
+"""Proofs of decoding: a text that goes through in two pieces is followed.
+
+Arguments of a cache are given by no other case of a proof. Where decoding is
+found, and no operation lets a later token reach an earlier score in it, they
+are given; else a proof names them as never given.
+"""
+
+from collections.abc import Iterator
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..proof.proof import Proof
+from ..proof.prover import Prover
+from ..running.errors import ModelRaised
+from ..running.model.building import Model
+from ..running.model.inputs import CACHES
+from ..running.subject import Subject
+from ..running.ways import BETWEEN, Case, Tokens
+from ..tracing.pieces import Decoder
+
+HOW = "in two pieces with a cache"
+
+
+class InPieces:
+    """Scores of texts that go through in two pieces, of copies of a model."""
+
+    def __init__(self, decoder: Decoder):
+        self.decoder, self.bound = decoder, decoder.model
+        self.several = True  # whether a later piece has several tokens
+        tokens = decoder.subject.draw(1, 5)
+        try:
+            self(decoder.model, tokens.to(decoder.subject.device))
+        except ModelRaised:
+            self.several = False
+
+    def __call__(
+        self, model: Model, tokens: Tokens
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores; 0 where decoding gives none."""
+        if self.bound is not model:
+            self.decoder.bind(model)
+            self.bound = model
+        time = tokens.size(1)
+        last = time // 2 if self.several else min(1, time - 1)
+        return self.decoder.in_pieces(
+            tokens, [n for n in (time - last, last) if n]
+        )
+
+
+def follow_caches(subject: Subject, proof: Proof) -> None:
+    """Follow decoding as well; name the arguments that nothing gives."""
+    caller = subject.caller
+    names = [*caller.arguments, *caller.own_arguments]
+    kept = [n for n in names if n in CACHES and n not in caller.never]
+    if proof.holds and (kept or subject.make_cache is not None):
+        given = {*_given(subject, proof)}
+        never = [n for n in proof.never_given if n not in given]
+        proof.never_given = [*never, *(n for n in kept if n not in given)]
+
+
+def _given(subject: Subject, proof: Proof) -> Iterator[str]:
+    """Yield the arguments that decoding gives, if it is proved."""
+    try:
+        decoder = Decoder(subject, enlarged=False)
+        if decoder.convention is None:
+            return
+        case = Case(HOW, pieces=InPieces(decoder))
+    except (AssertionError, ModelRaised):
+        return
+    prover = Prover(subject, lengths=subject.fit(*BETWEEN), main=[case])
+    found = prover.prove()
+    subject.proofs[proof.order] = proof
+    if not found.holds or {*found.conditions} - {*proof.conditions}:
+        return
+    more = [a for a in found.assumptions if a not in proof.assumptions]
+    proof.assumptions += more
+    proof.modes.append(HOW)
+    way = decoder.convention
+    yield from (n for n in (way.cache, way.position, *way.flags) if n)

@@ -1,0 +1,240 @@
+"""Arguments that a call takes in its **kwargs: the keys that its code reads.
+
+A key is read where the code gets, pops or asks for it by a constant, or where
+**kwargs is passed on to a part of the model that takes an argument so named.
+"""
+
+import ast
+import builtins
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator
+from functools import cache
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+READERS = ("get", "pop", "setdefault")
+DEEP = 8  # calls that pass **kwargs on, one inside the other
+FOREIGN = ("torch", "builtins", "functools")  # code that is not the model's
+
+Found = dict[str, Any]  # keys that are read, and what they are by default
+
+
+def keywords_of(function: Any) -> dict[str, inspect.Parameter]:
+    """Return the arguments that a callable reads from its **kwargs."""
+    found = {n: v for n, v in _reads(function, ()).items() if n.isidentifier()}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return {
+        name: inspect.Parameter(name, kind, default=default)
+        for name, default in found.items()
+    }
+
+
+def _reads(callee: Any, path: tuple[CodeType, ...]) -> Found:
+    """Return the keys that a callee reads from its **kwargs."""
+    function, owner = _function(callee)
+    if function is None or len(path) > DEEP or function.__code__ in path:
+        return {}
+    rest = _rest(function)
+    tree = _tree(function)
+    if rest is None:
+        return {}
+    if tree is None:
+        return dict.fromkeys(_constants_of(function.__code__, rest))
+    found = _own_reads(tree, rest)
+    for call in _passing_on(tree, rest):
+        for inner in _callees(call.func, tree, function, owner):
+            deeper = _taken(inner) | _reads(inner, (*path, function.__code__))
+            given = {word.arg for word in call.keywords}
+            first = [*_named(inner)][: len(call.args)]
+            found = {
+                name: value
+                for name, value in deeper.items()
+                if name not in (*given, *first)
+            } | found
+    own = {*inspect.signature(function).parameters}
+    return {name: value for name, value in found.items() if name not in own}
+
+
+def _function(callee: Any) -> tuple[FunctionType | None, Any]:
+    """Return the function that a callee runs, and the object it belongs to."""
+    if isinstance(callee, nn.Module):
+        callee = callee.forward
+    owner = getattr(callee, "__self__", None)
+    function = callee.__func__ if isinstance(callee, MethodType) else callee
+    try:
+        function = inspect.unwrap(function)
+    except ValueError:
+        return None, owner
+    if not isinstance(function, FunctionType):
+        return None, owner
+    home = (function.__module__ or "").split(".")[0]
+    return (None if home in FOREIGN else function), owner
+
+
+def _rest(function: FunctionType) -> str | None:
+    """Return what a function calls its **kwargs, if it takes any."""
+    code = function.__code__
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return None
+    at = code.co_argcount + code.co_kwonlyargcount
+    at += bool(code.co_flags & inspect.CO_VARARGS)
+    return code.co_varnames[at]
+
+
+@cache
+def _tree_of(code: CodeType) -> ast.AST | None:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError, TypeError):  # of code that is in no file
+        return None
+
+
+def _tree(function: FunctionType) -> ast.AST | None:
+    return _tree_of(function.__code__)
+
+
+def _constants_of(code: CodeType, rest: str) -> Iterator[str]:
+    """Yield the texts in code whose source cannot be read."""
+    if rest in code.co_varnames or rest in code.co_cellvars:
+        yield from (v for v in code.co_consts[1:] if isinstance(v, str))
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _constant(node: ast.AST) -> Any:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _own_reads(tree: ast.AST, rest: str) -> Found:
+    """Return the keys that code asks its **kwargs for by a constant."""
+    found: Found = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=value, attr=attr), args=[key, *more]
+            ) if _is(value, rest) and attr in READERS:
+                name = _constant(key)
+                default = _constant(more[0]) if more else None
+            case ast.Subscript(value=value, slice=key) if _is(value, rest):
+                name, default = _constant(key), None
+            case ast.Compare(
+                left=key,
+                ops=[ast.In() | ast.NotIn()],
+                comparators=[value],
+            ) if _is(value, rest):
+                name, default = _constant(key), None
+            case _:
+                continue
+        if isinstance(name, str):
+            found.setdefault(name, default)
+            found[name] = default if found[name] is None else found[name]
+    return found
+
+
+def _passing_on(tree: ast.AST, rest: str) -> Iterator[ast.Call]:
+    """Yield the calls that get all of **kwargs."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and any(
+            word.arg is None and _is(word.value, rest)
+            for word in node.keywords
+        ):
+            yield node
+
+
+def _named(callee: Any) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a callee that go by name."""
+    try:
+        function = getattr(callee, "forward", callee)
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    variable = (
+        inspect.Parameter.VAR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.POSITIONAL_ONLY,
+    )
+    return {n: p for n, p in parameters.items() if p.kind not in variable}
+
+
+def _taken(callee: Any) -> Found:
+    """Return the arguments with a default that **kwargs may hold."""
+    function, _ = _function(callee)
+    return {
+        name: p.default
+        for name, p in (_named(callee) if function else {}).items()
+        if p.default is not p.empty
+    }
+
+
+# --- Where **kwargs goes -----------------------------------------------------
+
+
+def _callees(
+    node: ast.AST, tree: ast.AST, function: FunctionType, owner: Any
+) -> Iterator[Any]:
+    """Yield the objects that a called expression may refer to."""
+    match node:
+        case ast.Attribute(
+            value=ast.Call(func=ast.Name(id="super")), attr=attr
+        ):
+            yield from _above(function, owner, attr)
+        case ast.Attribute(value=value, attr=attr):
+            for held in _callees(value, tree, function, owner):
+                found = getattr(held, attr, None)
+                if found is not None:
+                    yield found
+        case ast.Subscript(value=value):
+            for held in _callees(value, tree, function, owner):
+                yield from _parts(held)
+        case ast.Call(func=func, args=args):  # enumerate(self.blocks), ...
+            inner = args if isinstance(func, ast.Name) else [func]
+            for part in inner:
+                yield from _callees(part, tree, function, owner)
+        case ast.Name(id=name):
+            yield from _names(name, tree, function, owner)
+
+
+def _names(
+    name: str, tree: ast.AST, function: FunctionType, owner: Any
+) -> Iterator[Any]:
+    """Yield the objects of a name: self, the parts of a loop, a global."""
+    first = function.__code__.co_varnames[:1]
+    if owner is not None and (name,) == first:
+        yield owner
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.comprehension) and any(
+            _is(part, name) for part in ast.walk(node.target)
+        ):
+            for held in _callees(node.iter, tree, function, owner):
+                yield from _parts(held)
+    known = {**vars(builtins), **function.__globals__}
+    known |= inspect.getclosurevars(function).nonlocals
+    if callable(known.get(name)) and not isinstance(known[name], type):
+        yield known[name]
+
+
+def _parts(held: Any) -> Iterable[Any]:
+    """Return one module of each class in a list of them."""
+    if isinstance(held, nn.ModuleDict | dict):
+        held = held.values()
+    modules = nn.ModuleList | nn.Sequential | list | tuple
+    if isinstance(held, modules) or hasattr(held, "mapping"):
+        return {type(part): part for part in held}.values()
+    return ()
+
+
+def _above(function: FunctionType, owner: Any, attr: str) -> Iterator[Any]:
+    """Yield the method of a base class that super() stands for."""
+    kinds = type(owner).__mro__ if owner is not None else ()
+    own = [function in map(inspect.unwrap, vars(k).values()) for k in kinds]
+    start = own.index(True) + 1 if any(own) else len(kinds)
+    for kind in kinds[start:]:
+        if attr in vars(kind):
+            yield MethodType(vars(kind)[attr], owner)
+            return
