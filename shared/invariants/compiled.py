@@ -99,6 +99,7 @@ def require_same_program(subject: Subject, proof: Proof) -> str:
     if not at[False]:
         proof.left_out.append("the compiled program")
         return ""
+    proof.program.append("compiled")
     graph = f", with gradients at {spans(at[True])}" * bool(at[True])
     return (
         f"the proof is of the program as it is written; compiled, in "

@@ -76,5 +76,6 @@ def _given(subject: Subject, proof: Proof) -> Iterator[str]:
     more = [a for a in found.assumptions if a not in proof.assumptions]
     proof.assumptions += more
     proof.modes.append(HOW)
+    proof.cases += found.cases
     way = decoder.convention
     yield from (n for n in (way.cache, way.position, *way.flags) if n)

@@ -1,7 +1,7 @@
 """What a proof says: for which runs, on what it rests, what is open."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from ..running.context import PYTHON
 from ..running.places import Place
 from ..running.tokens import runs
 from ..running.variant import Variant
-from ..running.ways import Case
+from ..running.ways import TRAIN, Case
+from ..validation import dtype_name
 from .codes import FREE
 from .shadows import Notes
 
@@ -88,6 +89,11 @@ class Proof:
         declared: those that the user says are never given.
         states: of the model, from which it was followed: "as built", "after
             8 calls in train mode".
+        cases: ways of running that were followed to the end.
+        program: "eager", and "compiled" where that was compared with it.
+        dtype: of the model as it is built.
+        device: on which it ran.
+        weights: whether it holds for any weights: a function shows none.
         rows: numbers of rows of the batches that were followed.
         worn: the model after calls, in the way of running that is open.
     """
@@ -108,6 +114,11 @@ class Proof:
     never_given: list[str] = field(default_factory=list)
     declared: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    program: list[str] = field(default_factory=lambda: ["eager"])
+    dtype: str = ""
+    device: str = "cpu"
+    weights: bool = True
     rows: list[int] = field(default_factory=list)
     worn: Variant | None = None
 
@@ -132,6 +143,41 @@ class Proof:
         return self.proved and not (self.partial or self.never_given)
 
     def __str__(self) -> str:
+        lines = [self.sentence]
+        if self.holds:
+            covers = "; ".join(covered_in_words(self.covers))
+            lines += [f"covers: {covers}", f"rests on: {self._rests_on()}"]
+        return "\n".join(lines)
+
+    @property
+    def covers(self) -> dict[str, Any]:
+        """Return the runs that it is about, as plain data."""
+        cases = self.cases
+        dtypes = [dtype_name(c.dtype) for c in cases if c.dtype is not None]
+        modes = {c.training: c.mode.split()[1] for c in cases}
+        return {
+            "program": self.program,
+            "states": self.states,
+            "calls": [
+                case.how
+                for case in cases
+                if case.how and case != TRAIN and not case.copy
+                if case.rows == 1 or case.crowd
+            ],
+            "lengths": self.lengths,
+            "modes": [modes[key] for key in sorted(modes)],
+            "dtypes": [*dict.fromkeys(filter(None, [self.dtype, *dtypes]))],
+            "device": self.device,
+            "rows": sorted({*self.rows, *(c.rows for c in cases)}),
+        }
+
+    def _rests_on(self) -> str:
+        grounds = ["numbers are finite", *self.conditions, *self.assumptions]
+        return "; ".join(grounds)
+
+    @property
+    def sentence(self) -> str:
+        """Return what is proved, or what is open, in one paragraph."""
         text = ""
         if self.never_given:
             text = f"never given: {', '.join(self.never_given)}; "
@@ -151,11 +197,11 @@ class Proof:
         text = "proved under a condition " if self.conditions else "proved "
         text += f"at {lengths_in_words(self.lengths)}, in {words} mode"
         text += " and three rows" * (self.order == "rows")
-        text += f": {CLAIMS[self.order]}, whatever the weights"
+        free = ["weights"] * self.weights + ["tokens"] * self.proved
+        text += f": {CLAIMS[self.order]}"
+        text += f", whatever the {' and '.join(free)}" if free else ""
         if self.conditions:
             text += f", as long as {' and '.join(self.conditions)}"
-        else:
-            text += " and tokens"
         if also:
             text += f"; at some of them also {', '.join(also)}"
         if self.left_out:
@@ -176,8 +222,9 @@ class Proof:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         names = "proved conditional conditions left_out given never_given "
-        names += "lengths modes assumptions states rows"
+        names += "lengths modes assumptions states rows covers"
         return {n: getattr(self, n) for n in names.split()} | {
+            "rests_on": [*self.conditions, *self.assumptions],
             "declared_never_given": self.declared,
             "open": [o.to_dict() for o in self.open],
         }
@@ -245,8 +292,25 @@ class Proof:
                 f"weights and random numbers take the same path "
                 f"({_few(others)})"
             )
+        self.weights = is_module
         if not is_module:
             say("the weights are these, as a function does not show its own")
+
+
+def covered_in_words(covers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a certificate covers, a clause each."""
+    states = " and ".join(covers["states"])
+    programs = " and the ".join(covers["program"])
+    yield f"the {programs} program" + f" {states}" * bool(states)
+    modes = " and ".join(covers["modes"])
+    yield f"{lengths_in_words(covers['lengths'])} in {modes} mode"
+    if covers["calls"]:
+        yield f"at a few lengths {', '.join(covers['calls'])}"
+    first, *others = covers["dtypes"] or ["the model's own dtype"]
+    also = f", at a few lengths {', '.join(others)}" if others else ""
+    yield f"{first}{also}, on {covers['device']}"
+    rows = ", ".join(map(str, covers["rows"]))
+    yield f"batches of {rows} row{'s' * (rows != '1')}"
 
 
 def _few(what: Iterable[Place | str], most: int = 3) -> str:

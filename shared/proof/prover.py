@@ -34,6 +34,7 @@ from ..running.ways import (
     losses_with_arguments,
     plan,
 )
+from ..validation import dtype_name
 from .codes import CODES, FREE, LONGEST
 from .culprit import Tape, in_words
 from .engine import (
@@ -135,6 +136,10 @@ class Prover:
             proof.leave_torch(place_of_code(model))
             return proof
         others = [*others]
+        model = self.run_of(EVAL).variant
+        kinds = [p.dtype for p in model.parameters if p.is_floating_point()]
+        proof.dtype = ", ".join(dict.fromkeys(map(dtype_name, kinds)))
+        proof.device = str(subject.device or "cpu")
         with subject.budget.part(share=SHARES[subject.heavy]):
             self._prove(plan(subject, self.main, others, self.lengths))
             if proof.holds:
@@ -307,6 +312,8 @@ class Prover:
             name = case.mode if case in done else case.name
             if proved and case.words and case.words not in proof.given:
                 proof.given.append(case.words)
+            if proved and case not in proof.cases:
+                proof.cases.append(case)
             if proved and name not in proof.modes:
                 proof.modes.append(name)
             elif self.cut and not proved and name not in proof.left_out:

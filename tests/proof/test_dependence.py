@@ -1377,3 +1377,48 @@ def test_arguments_of_a_call_are_proved_together():
         "louder=True and targets",
     ):
         assert words in proof.given, proof.given
+
+
+# --- The sentence of a certificate -------------------------------------------
+
+
+def test_a_certificate_says_what_it_covers_and_what_it_rests_on():
+    @sound
+    def counted(self, x, ids):
+        self.calls = getattr(self, "calls", 0) + 1
+        return x
+
+    proof = prove_causality(counted, **SIZES)
+    first, covers, rests = str(proof).split("\n")
+    assert first == proof.sentence
+    assert covers.startswith("covers: the eager program as built and after ")
+    for words in (
+        "calls in train mode; lengths 1 to 12 in eval and train mode",
+        "at a few lengths with gradients recorded",
+        "; float32, at a few lengths float64, bfloat16, float16, on cpu;",
+    ):
+        assert words in covers
+    assert rests == (
+        "rests on: numbers are finite; calls, which calls change, stays as "
+        "it is"
+    )
+    found = json.loads(proof.to_json())
+    assert found["covers"]["states"][0] == "as built"
+    assert found["covers"]["dtypes"][0] == "float32"
+    assert found["covers"]["lengths"] == [*range(1, 13)]
+    assert found["covers"]["rows"][:2] == [1, 2]
+    assert found["rests_on"] == proof.assumptions
+
+
+def test_whatever_the_weights_is_said_only_of_weights_that_are_shown():
+    model = numbers_in_a_list()
+    proof = prove_causality(lambda ids: model(ids), **SIZES)
+    assert "whatever the tokens" in str(proof)
+    assert "the weights are these" in str(proof)
+    assert "whatever the weights" not in str(proof)
+
+
+def test_an_open_proof_covers_nothing():
+    leaky = UNCERTIFIED["scale_that_is_tagged_pointwise"]
+    proof = prove_causality(leaky, **SIZES)
+    assert "covers" not in str(proof)

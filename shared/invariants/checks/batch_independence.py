@@ -70,7 +70,7 @@ def check_batch_independence(subject: Subject) -> str:
                     raise
                 text = f"{error}; let through at {proof.culprit}"
                 raise AssertionError(text) from error
-    found = [str(proof)] * (proof is not None)
+    found = [] if proof is None else [proof.sentence]
     if tested:
         how = "tested: " * (proof is not None)
         found.append(f"{how}alone, reordered, repeated, among others")

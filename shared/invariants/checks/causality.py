@@ -60,7 +60,7 @@ def check_causality(subject: Subject) -> str:
     if subject.instead:
         notes.append(f"tokens are ids, never {', '.join(subject.instead)}")
     tested = [f"tested: {'; '.join(_tried(finder))}"] * bool(finder.tried)
-    return "; ".join([str(proof), *tested, *notes])
+    return "; ".join([proof.sentence, *tested, *notes])
 
 
 def _tried(finder: LeakFinder) -> Iterator[str]:
