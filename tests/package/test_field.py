@@ -1,4 +1,4 @@
-"""The faults in released packages that the README tells of."""
+"""The faults in released packages that docs/found.md names."""
 
 import re
 import shlex
@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-SECTION = README.read_text("utf-8").partition("### What it found")[2]
-ROW = re.compile(r"^\| (\S+) ([\d.]+) \| `(.+?)` \| (.+?) \|$", re.M)
-ROWS = ROW.findall(SECTION.partition("\n## ")[0])
+FOUND = Path(__file__).resolve().parents[2] / "docs" / "found.md"
+ROW = re.compile(
+    r"^## (\S+) ([\d.]+)\n\n```sh\ngpt-duet check (.+?)\n```\n\n> (.+?)$", re.M
+)
+ROWS = ROW.findall(FOUND.read_text("utf-8"))
 
 
-def test_the_readme_names_faults():
+def test_the_guide_names_seven_faults():
     assert len(ROWS) == 7
 
 
@@ -22,7 +23,7 @@ def test_the_readme_names_faults():
 @pytest.mark.parametrize(
     ("package", "version", "words", "sentence"), ROWS, ids=[r[2] for r in ROWS]
 )
-def test_what_the_readme_says_is_found(
+def test_what_the_guide_says_is_found(
     duet, monkeypatch, package, version, words, sentence
 ):
     try:
