@@ -132,7 +132,7 @@ def _check(style: str, device: torch.device, tell: Tell) -> list[Run]:
 
 def _test(tell: Tell) -> list[Run]:
     marked = [
-        f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text()
+        f for f in TESTS.rglob("test_*.py") if "mark.gpu" in f.read_text()
     ]
     if not marked:
         raise ValueError("the tests are in a checkout alone")

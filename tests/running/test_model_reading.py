@@ -740,7 +740,7 @@ ODD = ("Llama",)  # in the fast run
     ],
 )
 def test_one_command_checks_what_a_stranger_wrote(duet, target):
-    file = Path(__file__).with_name("known_gpts.py")
+    file = Path(__file__).parents[1] / "zoo" / "known_gpts.py"
     status, out, err = duet(
         "check", f"{file}:{target}", *STRANGERS[target].split()
     )
