@@ -9,7 +9,13 @@ from threading import Thread
 
 import pytest
 import torch
-from broken_models import BROKEN, SLOW, as_parameters
+from broken_models import (
+    BROKEN,
+    SLOW,
+    AverageOfTrainingNotSaved,
+    BiasOfTrainingNotSaved,
+    as_parameters,
+)
 from correct_models import CORRECT
 from measurements import MEASUREMENTS
 from readme import OF_CHECKS, filled, ways
@@ -103,6 +109,15 @@ def test_a_broken_model_is_caught_by_its_check(model):
     assert report.results[0].message
     if model.check == CAUSALITY:
         assert not report.results[0].proof["proved"]
+
+
+@pytest.mark.parametrize(
+    "kind", [BiasOfTrainingNotSaved, AverageOfTrainingNotSaved]
+)
+def test_a_value_of_training_that_is_saved_is_no_fault(kind):
+    saved = type(kind.__name__, (kind,), {"saved": True})
+    (result,) = check_model(saved, checks=["state_dict"]).results
+    assert result.status == "passed", result.message
 
 
 @pytest.mark.slow

@@ -1515,6 +1515,34 @@ def queries_and_keys_zero(self, dim):
 # --- Checkpoints ------------------------------------------------------------
 
 
+@broken("check_state_dict")
+class BiasOfTrainingNotSaved(GPT):
+    """Each forward in train mode moves a bias that state_dict leaves out."""
+
+    saved = False
+
+    def add_parts(self, dim):
+        bias = torch.zeros(dim)
+        self.register_buffer("bias", bias, persistent=self.saved)
+
+    def scores(self, x):
+        found = super().scores(x + self.bias)
+        if self.training:  # for the next forward
+            self.bias = self.bias + 0.1 * x.detach().mean((0, 1)).sign()
+        return found
+
+
+@broken("check_state_dict")
+class AverageOfTrainingNotSaved(BiasOfTrainingNotSaved):
+    """The mean that eval mode takes out is an average that is not saved."""
+
+    def scores(self, x):
+        if self.training:
+            self.bias.lerp_(x.detach().mean((0, 1)), 0.1)
+            return GPT.scores(self, x)
+        return GPT.scores(self, x - self.bias)
+
+
 @broken("check_state_dict", only=True)
 class BufferNotSaved(GPT):
     """A random projection is not saved: a reloaded model draws another."""

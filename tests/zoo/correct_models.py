@@ -620,6 +620,19 @@ class RunningMean(GPT):
         return super().scores(x)
 
 
+@correct()
+class LoadOfTrainingNotSaved(GPT):
+    """A count of training that no score reads is not saved."""
+
+    def add_parts(self, dim):
+        self.register_buffer("load", torch.zeros(dim), persistent=False)
+
+    def scores(self, x):
+        if self.training:
+            self.load += x.detach().abs().mean((0, 1))
+        return super().scores(x)
+
+
 # --- Heads and answers ------------------------------------------------------
 
 

@@ -3,14 +3,17 @@
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ...running.errors import sentence
+from ...running.errors import ModelRaised, sentence
 from ...running.operations import is_plain
 from ...running.ranks import local
 from ...running.rounding import floor, gaps
 from ...running.variant import Copy, Variant, build, changeable, redraw_zeros
+from ...running.ways import TRAIN
 from ..check import Subject, check
+
+FORWARDS = 3  # in train mode, before the last reload
 
 
 @check()
@@ -20,7 +23,8 @@ def check_state_dict(subject: Subject) -> str:
     Why: what is no parameter and no saved buffer is lost in a checkpoint;
     and what was computed from weights is wrong when others are loaded.
     How: a model is evaluated and trained a little; a copy of its state goes
-    into one with scrambled weights, and again after more training.
+    into one with scrambled weights, again after more training, and again
+    after some forwards in train mode, which may move buffers.
     Reports: modules in a plain list, which PyTorch does not see.
     """
     subject.require_no_state()
@@ -47,23 +51,59 @@ def check_state_dict(subject: Subject) -> str:
                     own.mul_(1.1)
         expected = variant.scores(tokens)
         variant.start_again()  # the call may have changed a buffer
-        state = copy.deepcopy(model.state_dict())
-        reloaded.start_again()
-        try:
-            other.load_state_dict(state)
-        except Exception as error:
-            raise AssertionError(
-                f"a copy does not load the state: {sentence(error)}"
-            ) from error
-        reloaded.copy.built = None  # it starts from what was loaded
-        scores = reloaded.scores(tokens)
-        size = float(gaps(scores.nan_to_num(), expected.nan_to_num()).max())
-        if size > floor(expected):
-            raise AssertionError(
-                f"a reloaded copy computes something else{times}: scores "
-                f"differ by {size:.2g}, so {why}"
-            )
-    return f"{len(state)} tensors, loaded before and after an evaluation"
+        _require_same(reloaded, model, tokens, expected, times, why)
+    saved = model.state_dict().keys()
+    if moved := _train(variant, tokens):
+        lost = [name for name in moved if name not in saved]
+        why = f"{', '.join(lost[:3]) or 'some state'} is not saved"
+        expected = variant.scores(tokens)
+        when = f", after {FORWARDS} forwards in train mode"
+        _require_same(reloaded, model, tokens, expected, when, why)
+    return f"{len(saved)} tensors, loaded before and after an evaluation"
+
+
+def _require_same(
+    reloaded: Variant,
+    model: nn.Module,
+    tokens: Tensor,
+    expected: Tensor,
+    when: str,
+    why: str,
+) -> None:
+    """Load a model's state into another one, which must give its scores."""
+    state = copy.deepcopy(model.state_dict())
+    reloaded.start_again()
+    try:
+        reloaded.model.load_state_dict(state)
+    except Exception as error:
+        raise AssertionError(
+            f"a copy does not load the state: {sentence(error)}"
+        ) from error
+    reloaded.copy.built = None  # it starts from what was loaded
+    scores = reloaded.scores(tokens)
+    size = float(gaps(scores.nan_to_num(), expected.nan_to_num()).max())
+    if size > floor(expected):
+        raise AssertionError(
+            f"a reloaded copy computes something else{when}: scores "
+            f"differ by {size:.2g}, so {why}"
+        )
+
+
+def _train(variant: Variant, tokens: Tensor) -> list[str]:
+    """Call a model in train mode; return the buffers that this changes."""
+    buffers = dict(variant.model.named_buffers())
+    before = {name: b.clone() for name, b in buffers.items()}
+    training, seed = variant.run_as(TRAIN), variant.subject.seed
+    try:
+        for count in range(FORWARDS):
+            training.answer(tokens, go_on=True, seed=seed + count)
+    except ModelRaised:  # it may need targets there
+        return []
+    return [
+        name
+        for name, b in variant.model.named_buffers()
+        if name not in before or not torch.equal(b, before[name])
+    ]
 
 
 @torch.no_grad()
