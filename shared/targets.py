@@ -15,12 +15,12 @@ from typing import Any
 from .config import GPTConfig
 from .importing import Alone, first_on_path, import_file, import_module, roots
 from .names import STYLES, full_name, package_of
+from .settings import NEVER
 from .validation import did_you_mean
 
 # module or file, and what it names; the colon of a Windows drive is no other
 PARTS = re.compile(r"(?s)((?:[A-Za-z]:[\\/])?[^:]*)(:?)(.*)")
 BUILDS = re.compile("build|make|create|get")  # names of a factory, as a rule
-NEVER = "never"  # given, an argument of the call
 # of a style's model, where no others are given
 STYLE_SIZES = {
     "vocab_size": 65, "block_size": 64, "n_layer": 2, "n_head": 4,

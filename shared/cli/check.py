@@ -50,6 +50,7 @@ def _list(wanted: bool) -> bool:
     return wanted
 
 
+@options.with_settings(show_list="compile")
 def check(
     context: typer.Context,
     models: Annotated[Texts, Argument(
@@ -57,62 +58,8 @@ def check(
         "path/to/file.py:factory, an expression in place of the factory, or a "
         "package with build_model(config), such as annotated. Default: the "
         "targets of [tool.gpt-duet] in pyproject.toml.")] = None,
-    vocab_size: Annotated[int | None, Option(
-        help="Number of tokens. Default: the model's own.")] = None,
-    block_size: Annotated[int | None, Option(
-        help="Longest sequence to try. Default: the model's own.")] = None,
-    outputs: Annotated[Literal["auto", "logits", "log_probs"], Option(
-        help="What the model's scores are.")] = "auto",
-    layout: Annotated[Literal["bt", "tb"], Option(
-        help="Order of the tokens' axes: bt (batch, time), or tb.")] = "bt",
-    cache: options.Cache = None,
-    inputs: Annotated[Texts, Option("--input",
-        help="How an argument of the call is made, as doc_ids=my_pkg:make "
-        "(from tokens to the argument), or doc_ids=never; may be repeated.",
-        )] = None,
-    documents: Annotated[str | None, Option(
-        help="What says where documents of a packed row are: an argument of "
-        "the call (position_ids), an id that separates them (50256), or "
-        "my_pkg:make, from their lengths to arguments.")] = None,
-    only: Annotated[Texts, Option(
-        help="Run this check only; may be repeated.")] = None,
-    skip: Annotated[Texts, Option(
-        help="Leave this check out; may be repeated.")] = None,
-    budget: Annotated[str | None, Option(
-        help="Time there is: 90s, 4m or seconds; what finds most comes first. "
-        "Default: 4m where all would take longer.")] = None,
-    quick: Annotated[bool, Option("--quick",
-        help="The same as --budget 30s.")] = False,
-    thorough: Annotated[bool, Option("--thorough",
-        help="Try all, however long.")] = False,
-    expected_failures: Annotated[Texts, Option("--expect",
-        help='A check that is expected to fail, and why: cache="a reason"; '
-        "may be repeated.")] = None,
-    require_proof: Annotated[bool, Option("--require-proof",
-        help="Fail where causality is tested, and not proved.")] = False,
-    allow_routing: Annotated[bool, Option("--allow-routing",
-        help="Let a proof for texts that take the same path be enough.",
-        )] = False,
-    compile: Annotated[bool, Option("--compile",
-        help="Compile the model, too, and hold that program against it.",
-        )] = False,
     show_list: Annotated[bool, Option("--list", callback=_list, is_eager=True,
         help="List the checks, and run none.")] = False,
-    scorer: Annotated[str | None, Option(
-        help="In place of models: what makes a scorer of texts, as "
-        "my_pkg:make_score; score(tokens) gives log-probabilities.")] = None,
-    bos: Annotated[int | None, Option(
-        help="Of a scorer: the id that begins all texts.")] = None,
-    bits: Annotated[bool, Option("--bits",
-        help="Scores are in bits, not in nats.")] = False,
-    state: Annotated[Literal["fresh", "kept"], Option(
-        help="Whether a scorer's state stays for the next text.")] = "fresh",
-    bytes_per_token: Annotated[str | None, Option(
-        help="Of a scorer: from a text to the bytes counted for each of its "
-        "tokens, as my_pkg:count.")] = None,
-    seed: options.Seed = 0,
-    device: options.Device = "cpu",
-    threads: options.Threads = None,
     json_file: options.Json = None,
     form: Annotated[Literal["text", "github", "sarif"], Option("--format",
         help="github: also write annotations for a workflow, and the step's "
@@ -131,6 +78,7 @@ def check(
         help="Draw which token influences which position, in a .png or .html "
         "file.")] = None,
     debug: options.Debug = False,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Check that models do not see future tokens, and much else.
 
@@ -157,7 +105,7 @@ def check(
         results, status = _check_all(jobs_of(context), fresh, shown)
     except ValueError as error:
         wrong = {"ok": False, "error": str(error)}
-        named = models or [scorer or "pyproject.toml"]
+        named = models or [settings["scorer"] or "pyproject.toml"]
         each = [{"model": name} | wrong for name in named]
         _write(json_file, form, each, wrong)
         raise
