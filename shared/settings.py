@@ -8,8 +8,8 @@ and a Shell: the default, and the option of the command.
     Settings       of a model: `meet` and all that call it
     RunSettings    and of a run of the checks: `Target`
     CheckSettings  and of one report: `check_model`
-    ScorerSettings of `check_scorer`; it has those that say `scorers`, too
-    Shorthands     of the command: they stand for others
+    ScorerSettings of `check_scorer`, which also has those with `scorers`
+    Shorthands     of the command: each sets another setting
 """
 
 import inspect
@@ -38,16 +38,16 @@ class Shell:
     """How a setting is given, in Python and to the command.
 
     Attributes:
-        help: of the option; "" for a setting that is no option.
+        help: of the option; "" for a setting without an option.
         type: that the option is read as; None: that of Python.
         default: in Python.
         option: its name without dashes; "" for the setting's own.
         unset: the value of an option that is not given; None: the default.
-        metavar: what stands for the value in the help, where not its type.
+        metavar: the value's name in the help; None: its type.
         least: bound of a number.
         least_shown: whether the help shows the bound.
         pairs: what each text must be, where texts are name=value.
-        scorers: whether a scorer has it, too.
+        scorers: whether a scorer has it as well.
         after: the option that it follows in the help; "": the one before.
     """
 
@@ -156,7 +156,7 @@ class ScorerSettings(TypedDict, total=False):
 
 
 class Shorthands(TypedDict, total=False):
-    """Options of the command that stand for other settings."""
+    """Options of the command that set other settings."""
 
     only: Annotated[Texts, Shell(
         "Run this check only; may be repeated.", after="documents")]

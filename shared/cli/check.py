@@ -25,13 +25,15 @@ from .job import Job, jobs_of
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from tqdm import tqdm
 
-    from ..invariants import Report
+    from ..invariants import CheckResult, Report
 
-# The colour of each status: groups are named for it.
-STATUS = (
-    r"(?m)^(?:check|scorer)_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
-    r"(?P<yellow>skipped)|(?P<magenta>expected))"
-)
+COLOURS = {  # of each status
+    "passed": "green",
+    "failed": "red",
+    "error": "red",
+    "skipped": "yellow",
+    "expected": "magenta",
+}
 Texts = list[str] | None
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
@@ -104,7 +106,7 @@ def check(
             )
         results, status = _check_all(jobs_of(context), fresh, shown)
     except ValueError as error:
-        wrong = {"ok": False, "error": str(error)}
+        wrong = {"ok": False} | _wrong(error)
         named = models or [settings["scorer"] or "pyproject.toml"]
         each = [{"model": name} | wrong for name in named]
         _write(json_file, form, each, wrong)
@@ -128,7 +130,7 @@ class Shown:
         if report.interim:
             warn(report.interim)
         elif report.results:
-            self.print(report.row(report.results[-1], width, self.brief))
+            self.print_row(report, report.results[-1], self.brief)
         else:
             self.print(report.heading(width))
 
@@ -144,18 +146,32 @@ class Shown:
         if not self.quiet:
             self.print(report.ending(self.console.width))
         elif not report.ok:
-            self.print(report.table(self.console.width, BAD))
+            width = self.console.width
+            self.print(report.heading(width))
+            for result in report.results:
+                if result.status in BAD:
+                    self.print_row(report, result)
+            self.print(report.ending(width))
         if not report.interrupted and (map_file or not self.quiet):
             self.print(f"map: {map_file}\n" if map_file else "")
 
-    def print(self, text: str) -> None:
-        """Print a text with the colour of each status."""
+    def print_row(
+        self, report: "Report", result: "CheckResult", brief: bool = False
+    ) -> None:
+        """Print the row of a check, its status in colour."""
+        start, status, end = report.cells(result, self.console.width, brief)
+        self.print(start, (status, COLOURS[status]), end)
+
+    def print(self, *parts: str | tuple[str, str]) -> None:
+        """Print parts of a text; a part with a colour is a pair."""
         encodings = f"{self.console.encoding} {locale.getencoding()}"
-        if encodings.lower().count("utf") < 2:
-            text = text.translate(ASCII)
-        coloured = Text(printable(text))
-        coloured.highlight_regex(STATUS)
-        self.console.print(coloured, soft_wrap=True)
+        plain = encodings.lower().count("utf") < 2
+        whole = Text()
+        for part in parts:
+            text, colour = (part, "") if isinstance(part, str) else part
+            text = text.translate(ASCII) if plain else text
+            whole.append(printable(text), colour)
+        self.console.print(whole, soft_wrap=True)
 
 
 def _check_all(
@@ -192,7 +208,7 @@ def _check_all(
                     raise
                 warn(str(error))
                 wrong = {"model": job.target, "ok": False}
-                results.append(wrong | {"error": str(error)})
+                results.append(wrong | _wrong(error))
                 status = 2
                 continue
             finally:
@@ -205,6 +221,11 @@ def _check_all(
     except KeyboardInterrupt:  # while a model was built, or a map drawn
         status = 130
     return results, status
+
+
+def _wrong(error: ValueError) -> dict[str, Any]:
+    """Return what a target's JSON says that could not be checked."""
+    return {"error": str(error), "places": getattr(error, "places", [])}
 
 
 def _write(

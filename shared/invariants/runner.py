@@ -27,7 +27,14 @@ from ..settings import (
     takes,
 )
 from .checks import CHECKS
-from .outcomes import MUST, PROOFS, STAGES, Outcome, outcome_of
+from .outcomes import (
+    MUST,
+    PROOFS,
+    STAGES,
+    Outcome,
+    outcome_of,
+    places_of,
+)
 from .report import CheckResult, Report
 
 FIRST = ("check_shape", MUST)  # where time is short
@@ -206,6 +213,7 @@ class Run:
             self._not_tried(outcome),
             None if proof is None else proof.to_dict(),
             error.facts if isinstance(error, Leaked) else None,
+            places_of(outcome),
         )
         return result, error
 

@@ -78,9 +78,10 @@ def explain(leak: Leak, proof: Proof) -> AssertionError:
         f"position {leak.position} sees {what}: {where}at length {time}, by "
         f"{leak.size:.2g}{variant.conditions}; {'; '.join(parts)}"
     )
-    at = proof.culprit or (line and line.place)
+    at = proof.culprit or (line.place if line else None)
     error = Leaked(
         text,
+        at,
         position=leak.position,
         token=token,
         length=time,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ...running.errors import ModelRaised, NotFinite, sentence
+from ...running.errors import FailureAt, ModelRaised, NotFinite, sentence
 from ...running.model.building import CASTS, cast
 from ...running.operations import Operations, quantised
 from ...running.places import Place, find_place
@@ -88,7 +88,7 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
         size = float(gaps(scores, variant.scores(tokens)).max())
         words += f": scores move by {size:.2g}"
     if meant:
-        raise AssertionError(words)
+        raise FailureAt(words, place)
     return f"; {words}"
 
 
