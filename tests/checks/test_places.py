@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from broken_models import BROKEN
 from small_gpt import GPT
 from torch import nn
 
@@ -110,3 +111,12 @@ def test_the_innermost_line_of_the_user_comes_first():
         line_of("torch.zeros(2) @"), line_of("        inner()"),
     ]  # fmt: skip
     assert not re.search("torch/", str(places_in(caught.value)))
+
+
+@pytest.mark.parametrize("name", ["cache_prepended", "cache_mask_missing"])
+def test_a_cache_that_fails_has_the_line_that_its_message_names(name):
+    (model,) = [model for model in BROKEN if model.name == name]
+    (result,) = check_model(model.build, checks=["cache"]).results
+    (place,) = result.places
+    assert place["file"].endswith("zoo/small_gpt.py")
+    assert f"small_gpt.py:{place['line']} " in result.message
