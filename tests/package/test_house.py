@@ -25,9 +25,12 @@ OF_OTHERS = {  # file, function: whose text it is
     ("shared/console.py", "run"): "of torch: memory is short",
     ("shared/running/meeting.py", "_find_gradients"): "of torch: no kernel",
     ("shared/running/meeting.py", "find_inputs"): "of the model: a refusal",
-    ("shared/invariants/checks/dtype.py", "_answer_in"): "of torch: no kernel",
     (
-        "shared/invariants/checks/dtype.py",
+        "shared/invariants/checks/dtype/__init__.py",
+        "_answer_in",
+    ): "of torch: no kernel",
+    (
+        "shared/invariants/checks/dtype/__init__.py",
         "_check_device",
     ): "of torch: devices",
     ("shared/tracing/pieces.py", "require_half"): "of torch: dtypes",

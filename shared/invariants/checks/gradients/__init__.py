@@ -7,22 +7,23 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...running.context import during
-from ...running.errors import FailureAt, ModelRaised, SkipCheck
-from ...running.operations import is_plain
-from ...running.places import Place, find_place
-from ...running.ranks import (
+from ....running.context import during
+from ....running.errors import FailureAt, ModelRaised, SkipCheck
+from ....running.operations import is_plain
+from ....running.places import Place, find_place
+from ....running.ranks import (
     current,
     largest,
     largest_of,
     local,
     local_gradient,
 )
-from ...running.rounding import FLOOR, Inside, require_finite
-from ...running.variant import Variant, changeable, doubled, redraw_zeros
-from ...running.ways import EVAL, INFERENCE, TRAIN
-from ..check import Subject, check
-from ..derivatives import WIDE, Along, Pair, gradients_of
+from ....running.rounding import FLOOR, Inside, require_finite
+from ....running.variant import Variant, changeable, doubled, redraw_zeros
+from ....running.ways import EVAL, INFERENCE, TRAIN
+from ...check import Subject, check
+from ...derivatives import gradients_of
+from .differences import WIDE, Along, Pair
 
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared
 # Operations that stand still or jump: a gradient through them is estimated.
