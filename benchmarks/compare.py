@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gpt_duet.benchmark_results import Results, Row, Run, Value
 
@@ -16,6 +17,7 @@ IDENTITY = ("processor", "cores", "accelerator", "system")
 OPEN = {"threads", "vocabulary", "time", "prompt"}
 OPEN |= {"shape", "layers", "heads", "width"}
 Facts = dict[str, Value]
+Pace = Literal["slower", "faster", "level", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,22 @@ class Change:
     ratio: float  # new median over old median: above 1 is slower
     error: float  # by how much the ratio may be wrong, in 19 of 20 cases
 
-    def verdict(self, tolerance: float) -> str:
-        """Say "slower", "faster" or "level", or how many rounds it needs.
-
-        Slower is what surely takes longer than the tolerance allows.
-        """
+    def pace(self, tolerance: float) -> Pace:
+        """Return the verdict; slower surely exceeds what is tolerated."""
         least, most = 1 / (1 + tolerance), 1 + tolerance
         low, high = self.ratio - self.error, self.ratio + self.error
         if low > most:
             return "slower"
         if high < least:
             return "faster"
-        if low >= least and high <= most:
-            return "level"
+        return "level" if low >= least and high <= most else "unknown"
+
+    def verdict(self, tolerance: float) -> str:
+        """Say "slower", "faster" or "level", or how many rounds it needs."""
+        pace = self.pace(tolerance)
+        if pace != "unknown":
+            return pace
+        least, most = 1 / (1 + tolerance), 1 + tolerance
         rounds = len(self.row.seconds)
         margin = min(abs(self.ratio - least), abs(self.ratio - most))
         if math.isinf(self.error):

@@ -13,6 +13,7 @@ import torch
 from gpt_duet.benchmark_results import Row, Run
 from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import check_model
+from gpt_duet.invariants.report import BAD
 from gpt_duet.processes import run_alone
 from gpt_duet.protocol import load_style
 
@@ -122,7 +123,10 @@ def _check(style: str, device: torch.device, tell: Tell) -> list[Run]:
     found = check_model(build, device=str(device), budget=CHECKS_END)
     setting = {"style": style, "dtype": "float32", "device": str(device)}
     runs = [Run("checks", setting, [
-        Row(r.name, [max(r.seconds, 1e-6)], note=f"{r.status}: {r.message}")
+        Row(
+            r.name, [max(r.seconds, 1e-6)],
+            note=f"{r.status}: {r.message}", failed=r.status in BAD,
+        )
         for r in found.results
     ])]  # fmt: skip
     if found.interrupted:
@@ -143,6 +147,9 @@ def _test(tell: Tell) -> list[Run]:
         capture_output=True, text=True, cwd=TESTS.parent,
     )  # fmt: skip
     said = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
-    note = ": ".join(["failed" if done.returncode else "passed", *said])
-    row = Row("pytest -m gpu", [time.monotonic() - start], note=note)
+    failed = bool(done.returncode)
+    note = ": ".join(["failed" if failed else "passed", *said])
+    row = Row(
+        "pytest -m gpu", [time.monotonic() - start], note=note, failed=failed
+    )
     return [Run("tests", {}, [row])]

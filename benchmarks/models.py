@@ -16,7 +16,7 @@ from gpt_duet.agreement import (
 )
 from gpt_duet.protocol import load_style
 from gpt_duet.running.conventions import Text
-from gpt_duet.running.errors import UnknownSize
+from gpt_duet.running.errors import OtherVocabulary, UnknownSize
 from gpt_duet.running.meeting import meet
 from gpt_duet.targets import load_target
 from gpt_duet.tracing.pieces import Decoder
@@ -165,9 +165,10 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         subject.require_scores()
     except ValueError as error:
         ours = f"the benchmark's vocabulary is {vocab} (--vocab-size sets it)"
-        words = str(error).replace(f"vocab_size={vocab} was given", ours)
-        more = "" if ours in words else f"; {ours}"
-        raise ValueError(f"{name}: {words}{more}") from None
+        words = f"{error}; {ours}"
+        if isinstance(error, OtherVocabulary):
+            words = f"{ours}, but {error.has}"
+        raise ValueError(f"{name}: {words}") from None
     if subject.block_size < longest and "time" not in plan.open:
         raise ValueError(
             f"{name} reads at most {subject.block_size} tokens, and a text of "

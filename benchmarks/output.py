@@ -100,12 +100,11 @@ class Output:
         if "plot" in files:
             draw(results, files["plot"])
         if self._old is None:
-            notes = [row.note for run in runs for row in run.rows]
-            return any(n.startswith(("failed", "error")) for n in notes)
+            return any(row.failed for run in runs for row in run.rows)
         changes, notes = compare_results(self._old, results)
         print_whole(console, show_changes(changes, self.tolerance, notes))
         return any(
-            change.verdict(self.tolerance) == "slower"
+            change.pace(self.tolerance) == "slower"
             for change in changes
             if not change.row.limit
         )

@@ -4,6 +4,7 @@ Names and notes may hold brackets, which rich would read as its markup:
 everything is handed over as Text, which it prints as it stands.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -154,13 +155,12 @@ def show_changes(
         ]
         table = _table(cells, [change.row for change in rows])
         parts += ["", Text(run), table]
-    words = [c.verdict(tolerance) for c in changes if not c.row.limit]
-    slower, level = words.count("slower"), words.count("level")
-    unknown = sum(word.startswith("too noisy") for word in words)
+    paces = [c.pace(tolerance) for c in changes if not c.row.limit]
+    count = Counter[str](paces)
     verdict = (
-        f"{slower} of {len(words)} slower, by more than {tolerance:.0%}; "
-        f"{level} level, {words.count('faster')} faster, {unknown} too noisy "
-        "to say"
+        f"{count['slower']} of {len(paces)} slower, by more than "
+        f"{tolerance:.0%}; {count['level']} level, {count['faster']} faster, "
+        f"{count['unknown']} too noisy to say"
     )
     return Group(*parts, *_lines(notes), Text(verdict))
 

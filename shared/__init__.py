@@ -26,6 +26,7 @@ Small modules that every room may import:
     timing.py             time things in turn, on any device
     processes.py          run work in a process that can be stopped
     validation.py         check numbers, dtypes, devices and paths
+    settings.py           each setting of a check, declared once
     console.py            messages to the user, and how a command ends
     notebooks.py          output in notebooks, and progress
     benchmark_results.py  the format of benchmark files

@@ -40,6 +40,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     between_tokens: list[Seconds] = []
     cache_bytes: Count | None = None  # keys and values at the end of the text
     note: str = ""  # what a reader has to know
+    failed: bool = False  # what it ran: a check or the tests
     operations: dict[str, float] = {}  # in files of older versions
 
     @property

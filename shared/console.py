@@ -3,7 +3,7 @@
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Never
@@ -15,6 +15,20 @@ from rich.text import Text
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
 
 debug = False  # whether tracebacks are shown whole
+
+
+class MistakeAt(ValueError):
+    """A user's mistake, and the lines of theirs that it is about.
+
+    Attributes:
+        places: each has a file and a line.
+    """
+
+    def __init__(
+        self, message: str, places: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        super().__init__(message)
+        self.places = list(places)
 
 
 def set_debug(value: bool) -> bool:

@@ -26,6 +26,10 @@ OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 imported_files: set[str] = set()  # of modules that an Alone put away
 
 
+class NotInstalled(ValueError):
+    """There is no such module, here or among the installed packages."""
+
+
 class Alone:
     """A place to import from that leaves no module behind."""
 
@@ -103,9 +107,12 @@ def import_module(name: str) -> ModuleType:
             ) from None
         here = [path.stem for path in Path.cwd().iterdir()]
         near = did_you_mean(missing, (*STYLES, *here))
-        words = f": there is no {missing!r} in {Path.cwd()} or among the "
-        words = near or f"{words}installed packages"
-        raise ValueError(f"no module {name!r}{words}") from None
+        if near:
+            raise ValueError(f"no module {name!r}{near}") from None
+        raise NotInstalled(
+            f"no module {name!r}: there is no {missing!r} in {Path.cwd()} or "
+            f"among the installed packages"
+        ) from None
 
 
 def import_file(path: Path) -> ModuleType:
@@ -172,13 +179,15 @@ def theirs_shown() -> Iterator[None]:
         with first_on_path(Path.cwd()):
             yield
     except ValueError as error:
+        places = _places_in(error)
         if error.__cause__ is not None:
             show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
+        raise console.MistakeAt(str(error), places) from None
     except SystemExit as error:
+        places = _places_in(error)
         show_theirs(error)
-        words = f"SystemExit: {error.code}"
-        raise ValueError(f"the model ends the program: {words}") from None
+        words = f"the model ends the program: SystemExit: {error.code}"
+        raise console.MistakeAt(words, places) from None
 
 
 def held_by(module: Any, name: str) -> Any:
@@ -206,11 +215,21 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 def _theirs(name: str, error: BaseException) -> ValueError:
     """Print an exception of the user's code, and return ours about it."""
+    places = _places_in(error)
     show_theirs(error)
     text = " ".join(str(error).split())
-    return ValueError(
-        f"{name} cannot be imported: {type(error).__name__}: {text[:200]}"
+    return console.MistakeAt(
+        f"{name} cannot be imported: {type(error).__name__}: {text[:200]}",
+        places,
     )
+
+
+def _places_in(error: BaseException) -> list[dict[str, Any]]:
+    from .running.errors import places_in  # late: it brings torch
+
+    if isinstance(error, console.MistakeAt):
+        return error.places
+    return places_in(error)
 
 
 def show_theirs(error: BaseException) -> None:

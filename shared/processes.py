@@ -109,7 +109,8 @@ def _work(work: Callable[[Tell], Any], pipe: Connection, debug: bool) -> None:
         with console.own_warnings():
             answer = work(lambda told: pipe.send((told, False)))
     except (ValueError, OSError, MemoryError) as error:
-        answer = ValueError(str(error) or type(error).__name__)
+        places = getattr(error, "places", ())
+        answer = console.MistakeAt(str(error) or type(error).__name__, places)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe.send((answer, True))
 

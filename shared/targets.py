@@ -13,14 +13,21 @@ from types import ModuleType
 from typing import Any
 
 from .config import GPTConfig
-from .importing import Alone, first_on_path, import_file, import_module, roots
+from .importing import (
+    Alone,
+    NotInstalled,
+    first_on_path,
+    import_file,
+    import_module,
+    roots,
+)
 from .names import STYLES, full_name, package_of
+from .settings import NEVER
 from .validation import did_you_mean
 
 # module or file, and what it names; the colon of a Windows drive is no other
 PARTS = re.compile(r"(?s)((?:[A-Za-z]:[\\/])?[^:]*)(:?)(.*)")
 BUILDS = re.compile("build|make|create|get")  # names of a factory, as a rule
-NEVER = "never"  # given, an argument of the call
 # of a style's model, where no others are given
 STYLE_SIZES = {
     "vocab_size": 65, "block_size": 64, "n_layer": 2, "n_head": 4,
@@ -158,14 +165,11 @@ def _style(
     try:
         with first_on_path(Path.cwd()):
             module = import_module(package_of(name))
-    except ValueError as error:
-        if str(error).endswith("installed packages"):
-            raise ValueError(
-                f"{error}; a model of transformers is named "
-                f"\"transformers:AutoModelForCausalLM.from_pretrained('{name}')"
-                f'"'
-            ) from None
-        raise
+    except NotInstalled as error:
+        raise ValueError(
+            f"{error}; a model of transformers is named "
+            f"\"transformers:AutoModelForCausalLM.from_pretrained('{name}')\""
+        ) from None
     build = getattr(module, "build_model", None)
     if not callable(build):
         raise ValueError(

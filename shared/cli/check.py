@@ -25,13 +25,15 @@ from .job import Job, jobs_of
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from tqdm import tqdm
 
-    from ..invariants import Report
+    from ..invariants import CheckResult, Report
 
-# The colour of each status: groups are named for it.
-STATUS = (
-    r"(?m)^(?:check|scorer)_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
-    r"(?P<yellow>skipped)|(?P<magenta>expected))"
-)
+COLOURS = {  # of each status
+    "passed": "green",
+    "failed": "red",
+    "error": "red",
+    "skipped": "yellow",
+    "expected": "magenta",
+}
 Texts = list[str] | None
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
@@ -50,6 +52,7 @@ def _list(wanted: bool) -> bool:
     return wanted
 
 
+@options.with_settings(show_list="compile")
 def check(
     context: typer.Context,
     models: Annotated[Texts, Argument(
@@ -57,62 +60,8 @@ def check(
         "path/to/file.py:factory, an expression in place of the factory, or a "
         "package with build_model(config), such as annotated. Default: the "
         "targets of [tool.gpt-duet] in pyproject.toml.")] = None,
-    vocab_size: Annotated[int | None, Option(
-        help="Number of tokens. Default: the model's own.")] = None,
-    block_size: Annotated[int | None, Option(
-        help="Longest sequence to try. Default: the model's own.")] = None,
-    outputs: Annotated[Literal["auto", "logits", "log_probs"], Option(
-        help="What the model's scores are.")] = "auto",
-    layout: Annotated[Literal["bt", "tb"], Option(
-        help="Order of the tokens' axes: bt (batch, time), or tb.")] = "bt",
-    cache: options.Cache = None,
-    inputs: Annotated[Texts, Option("--input",
-        help="How an argument of the call is made, as doc_ids=my_pkg:make "
-        "(from tokens to the argument), or doc_ids=never; may be repeated.",
-        )] = None,
-    documents: Annotated[str | None, Option(
-        help="What says where documents of a packed row are: an argument of "
-        "the call (position_ids), an id that separates them (50256), or "
-        "my_pkg:make, from their lengths to arguments.")] = None,
-    only: Annotated[Texts, Option(
-        help="Run this check only; may be repeated.")] = None,
-    skip: Annotated[Texts, Option(
-        help="Leave this check out; may be repeated.")] = None,
-    budget: Annotated[str | None, Option(
-        help="Time there is: 90s, 4m or seconds; what finds most comes first. "
-        "Default: 4m where all would take longer.")] = None,
-    quick: Annotated[bool, Option("--quick",
-        help="The same as --budget 30s.")] = False,
-    thorough: Annotated[bool, Option("--thorough",
-        help="Try all, however long.")] = False,
-    expected_failures: Annotated[Texts, Option("--expect",
-        help='A check that is expected to fail, and why: cache="a reason"; '
-        "may be repeated.")] = None,
-    require_proof: Annotated[bool, Option("--require-proof",
-        help="Fail where causality is tested, and not proved.")] = False,
-    allow_routing: Annotated[bool, Option("--allow-routing",
-        help="Let a proof for texts that take the same path be enough.",
-        )] = False,
-    compile: Annotated[bool, Option("--compile",
-        help="Compile the model, too, and hold that program against it.",
-        )] = False,
     show_list: Annotated[bool, Option("--list", callback=_list, is_eager=True,
         help="List the checks, and run none.")] = False,
-    scorer: Annotated[str | None, Option(
-        help="In place of models: what makes a scorer of texts, as "
-        "my_pkg:make_score; score(tokens) gives log-probabilities.")] = None,
-    bos: Annotated[int | None, Option(
-        help="Of a scorer: the id that begins all texts.")] = None,
-    bits: Annotated[bool, Option("--bits",
-        help="Scores are in bits, not in nats.")] = False,
-    state: Annotated[Literal["fresh", "kept"], Option(
-        help="Whether a scorer's state stays for the next text.")] = "fresh",
-    bytes_per_token: Annotated[str | None, Option(
-        help="Of a scorer: from a text to the bytes counted for each of its "
-        "tokens, as my_pkg:count.")] = None,
-    seed: options.Seed = 0,
-    device: options.Device = "cpu",
-    threads: options.Threads = None,
     json_file: options.Json = None,
     form: Annotated[Literal["text", "github", "sarif"], Option("--format",
         help="github: also write annotations for a workflow, and the step's "
@@ -131,6 +80,7 @@ def check(
         help="Draw which token influences which position, in a .png or .html "
         "file.")] = None,
     debug: options.Debug = False,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Check that models do not see future tokens, and much else.
 
@@ -156,8 +106,8 @@ def check(
             )
         results, status = _check_all(jobs_of(context), fresh, shown)
     except ValueError as error:
-        wrong = {"ok": False, "error": str(error)}
-        named = models or [scorer or "pyproject.toml"]
+        wrong = {"ok": False} | _wrong(error)
+        named = models or [settings["scorer"] or "pyproject.toml"]
         each = [{"model": name} | wrong for name in named]
         _write(json_file, form, each, wrong)
         raise
@@ -180,7 +130,7 @@ class Shown:
         if report.interim:
             warn(report.interim)
         elif report.results:
-            self.print(report.row(report.results[-1], width, self.brief))
+            self.print_row(report, report.results[-1], self.brief)
         else:
             self.print(report.heading(width))
 
@@ -196,18 +146,32 @@ class Shown:
         if not self.quiet:
             self.print(report.ending(self.console.width))
         elif not report.ok:
-            self.print(report.table(self.console.width, BAD))
+            width = self.console.width
+            self.print(report.heading(width))
+            for result in report.results:
+                if result.status in BAD:
+                    self.print_row(report, result)
+            self.print(report.ending(width))
         if not report.interrupted and (map_file or not self.quiet):
             self.print(f"map: {map_file}\n" if map_file else "")
 
-    def print(self, text: str) -> None:
-        """Print a text with the colour of each status."""
+    def print_row(
+        self, report: "Report", result: "CheckResult", brief: bool = False
+    ) -> None:
+        """Print the row of a check, its status in colour."""
+        start, status, end = report.cells(result, self.console.width, brief)
+        self.print(start, (status, COLOURS[status]), end)
+
+    def print(self, *parts: str | tuple[str, str]) -> None:
+        """Print parts of a text; a part with a colour is a pair."""
         encodings = f"{self.console.encoding} {locale.getencoding()}"
-        if encodings.lower().count("utf") < 2:
-            text = text.translate(ASCII)
-        coloured = Text(printable(text))
-        coloured.highlight_regex(STATUS)
-        self.console.print(coloured, soft_wrap=True)
+        plain = encodings.lower().count("utf") < 2
+        whole = Text()
+        for part in parts:
+            text, colour = (part, "") if isinstance(part, str) else part
+            text = text.translate(ASCII) if plain else text
+            whole.append(printable(text), colour)
+        self.console.print(whole, soft_wrap=True)
 
 
 def _check_all(
@@ -244,7 +208,7 @@ def _check_all(
                     raise
                 warn(str(error))
                 wrong = {"model": job.target, "ok": False}
-                results.append(wrong | {"error": str(error)})
+                results.append(wrong | _wrong(error))
                 status = 2
                 continue
             finally:
@@ -257,6 +221,11 @@ def _check_all(
     except KeyboardInterrupt:  # while a model was built, or a map drawn
         status = 130
     return results, status
+
+
+def _wrong(error: ValueError) -> dict[str, Any]:
+    """Return what a target's JSON says that could not be checked."""
+    return {"error": str(error), "places": getattr(error, "places", [])}
 
 
 def _write(

@@ -9,8 +9,6 @@ from urllib.parse import quote
 
 from ..invariants.report import BAD, ORIGIN
 
-# a line of a source file, as messages write it
-LINE = re.compile(r"([\w./\\-]*\w\.py)(?::|, line )(\d+)")
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 Models = Sequence[Mapping[str, Any]]  # as `check --json` writes them
 
@@ -28,9 +26,8 @@ class Fault(NamedTuple):
 def faults(models: Models) -> Iterator[Fault]:
     """Yield all that is wrong.
 
-    The line is the one that a leak comes through, else the first one that
-    the message names, else the first of the target's file; all that are not
-    in the repository are left out.
+    The line is the first one of the result's places, else the first of the
+    target's file; all that are not in the repository are left out.
     """
     for model in models:
         path = model["model"].partition(":")[0]
@@ -38,14 +35,15 @@ def faults(models: Models) -> Iterator[Fault]:
         own = [(f, 1) for f in (path, f"{stem}.py", f"{stem}/__init__.py")]
         bad = [r for r in model.get("results", []) if r["status"] in BAD]
         if "error" in model:
-            bad = [{"name": "target", "message": model["error"]}]
+            places = model.get("places", [])
+            message = model["error"]
+            bad = [{"name": "target", "message": message, "places": places}]
         for result in bad:
-            text, leak = result["message"], result.get("leak") or {}
-            places = [(leak.get("file") or "", leak.get("line") or 1)]
-            places += [*LINE.findall(text), *own]
-            found = ((_in_repository(file), n) for file, n in places)
+            places = [(at["file"], at["line"]) for at in result["places"]]
+            found = ((_in_repository(f), n) for f, n in places + own)
             file, line = next((f for f in found if f[0]), ("", 1))
-            yield Fault(model["model"], result["name"], text, file, int(line))
+            name, text = result["name"], result["message"]
+            yield Fault(model["model"], name, text, file, line or 1)
 
 
 def annotations(models: Models) -> Iterator[str]:

@@ -26,22 +26,14 @@ from typing import Any
 import typer
 
 from ..console import given_options
-from ..targets import NEVER, parse_target
+from ..settings import OPTIONS
+from ..targets import parse_target
 from ..validation import did_you_mean, whole_number
 
 HOW_LONG = {"budget", "quick", "thorough"}
-OF_BOTH = {"vocab-size", "block-size", "documents", "seed", *HOW_LONG}
-OF_SCORERS = {"scorer", "bos", "bits", "state", "bytes-per-token"}
-# of the command, and no setting of a target
-OF_OUTPUT = {"json", "format", "fresh", "verbose", "quiet", "debug"}
-OF_COMMAND = {"models", "map", "list", *OF_OUTPUT}
-# parameters that are texts such as name=value, and what is wanted
-PAIRS = {
-    "inputs": f"--input takes an argument and what makes it, as "
-    f"doc_ids=my_pkg:make or doc_ids={NEVER}",
-    "expected_failures": "--expect takes a check and a reason, as "
-    'check_cache="why"',
-}
+SETTINGS = {one.option: one for one in OPTIONS}
+# of the command, and no setting of a target; a scorer has none
+OF_MODELS = {"models", "map"}
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
 
 
@@ -68,9 +60,9 @@ def jobs_of(context: Any) -> list[Job]:
     known = {p.opts[0].removeprefix("--"): p for p in context.command.params}
     typed = {name.removeprefix("--") for name in given_options(context)}
     models, scorer = given["models"], given["scorer"]
-    no_setting = OF_OUTPUT if scorer else OF_COMMAND
-    _require_fitting(typed - no_setting, scorer is not None)
-    project = {} if scorer else read_project(Path.cwd(), known)
+    fitting = SETTINGS.keys() | (OF_MODELS if scorer else ())
+    _require_fitting(typed & fitting, scorer is not None)
+    project = {} if scorer else read_project(Path.cwd())
     targets = [scorer] if scorer else [*dict.fromkeys(models or project)]
     if not targets:
         raise ValueError(
@@ -95,8 +87,8 @@ def jobs_of(context: Any) -> list[Job]:
             words = getattr(error, "format_message", error.__str__)()
             raise ValueError(f"[tool.gpt-duet] {target}: {words}") from None
         scorer = values["scorer"]
-        names = [n for n in known if _fits(n, scorer is not None)]
-        settings = {known[n].name: values[known[n].name] for n in names}
+        fit = [one for one in OPTIONS if one.fits(scorer is not None)]
+        settings = {one.name: values[one.name] for one in fit}
         drawn = None if scorer else given["map_file"]
         if drawn and len(targets) > 1:
             word = re.sub(r"[\W_]", "-", target).strip("-")
@@ -108,14 +100,11 @@ def jobs_of(context: Any) -> list[Job]:
     return jobs
 
 
-def read_project(
-    folder: Path, known: Collection[str]
-) -> dict[str, dict[str, Any]]:
+def read_project(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the targets of a folder's pyproject.toml, with their settings.
 
     Without a table for the kit there are none. A setting of all targets goes
-    to those that have it: a model, or what a scorer is made by. Known are the
-    names of the command's options.
+    to those that have it: a model, or what a scorer is made by.
 
     Raises:
         ValueError: for a file that is not TOML, and an unknown setting.
@@ -133,14 +122,14 @@ def read_project(
     if "scorer" in common:  # a target of its own
         made = str(common.pop("scorer"))
         targets = {made: {"scorer": made}} | targets
-    settings = {*known} - OF_COMMAND
-    for name in {*common}.union(*targets.values()) - settings:
+    for name in {*common}.union(*targets.values()) - SETTINGS.keys():
         raise ValueError(
             f"[tool.gpt-duet] has no setting {name!r}"
-            f"{did_you_mean(name, settings)}"
+            f"{did_you_mean(name, SETTINGS)}"
         )
     for target, own in targets.items():
-        fit = [name for name in common if _fits(name, "scorer" in own)]
+        scorer = "scorer" in own
+        fit = [name for name in common if SETTINGS[name].fits(scorer)]
         targets[target] = {name: common[name] for name in fit} | own
     return targets
 
@@ -156,15 +145,10 @@ def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _fits(name: str, scorer: bool) -> bool:
-    """Whether an option is one of a scorer, or else of a model."""
-    own = (name in OF_SCORERS) == scorer and name not in OF_COMMAND
-    return own or name in OF_BOTH
-
-
 def _require_fitting(names: Collection[str], scorer: bool) -> None:
     """Refuse settings of models with a scorer, and the other way round."""
-    if wrong := [name for name in names if not _fits(name, scorer)]:
+    fit = {one.option for one in OPTIONS if one.fits(scorer)}
+    if wrong := [name for name in names if name not in fit]:
         if scorer:
             also = "model" if "models" in wrong else f"--{min(wrong)}"
             raise ValueError(f"--scorer takes no {also}")
@@ -188,13 +172,15 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     quick, thorough = settings.pop("quick"), settings.pop("thorough")
     settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
     scorer = settings.pop("scorer", None)
-    for name, least in {"vocab_size": 1, "block_size": 1, "seed": 0}.items():
-        words = f"--{name.replace('_', '-')}"
-        whole_number(words, settings.get(name, 1), at_least=least)
+    for one in OPTIONS:
+        if one.shell.least is not None and one.name in settings:
+            value, least = settings[one.name], one.shell.least
+            whole_number(f"--{one.option}", value, at_least=least)
+        if one.shell.pairs and not scorer:
+            given_pairs = settings.get(one.name, ())
+            settings[one.name] = _pairs(given_pairs, one.shell.pairs)
     if settings.get("documents", "").isdecimal():
         settings["documents"] = int(settings["documents"])
-    for name, wanted in () if scorer else PAIRS.items():
-        settings[name] = _pairs(settings.get(name, ()), wanted)
     return settings
 
 

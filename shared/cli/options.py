@@ -1,5 +1,7 @@
 """Options that several subcommands have, declared once."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +10,7 @@ from typer import Option
 from ..config import ACTIVATIONS, preset_names
 from ..console import set_debug
 from ..files import STDOUT, reserve_stdout
+from ..settings import OPTIONS, Setting
 from ..tokenization.tokenizers import DEFAULT
 
 TOKENIZER = DEFAULT
@@ -81,14 +84,6 @@ Json = Annotated[
         "output, and all else then goes to the standard error.",
     ),
 ]
-Cache = Annotated[
-    str | None,
-    Option(
-        metavar="MAKER",
-        help="What makes an empty cache to decode with, as "
-        "my_pkg:make_cache, for a model whose own is not found.",
-    ),
-]
 Threads = Annotated[
     int | None,
     Option(
@@ -104,3 +99,49 @@ Debug = Annotated[
         help="Show whole tracebacks, the kit's own part too.",
     ),
 ]
+
+
+def with_settings(
+    **follows: str,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command whose **settings are all that settings.py declares.
+
+    Args:
+        **follows: of the command's own options, those that stand between the
+            settings in the help, each with the setting that it follows.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        own = dict(signature.parameters)
+        *_, rest = own
+        del own[rest]
+        shown = [own.pop(name) for name in [*own][:2]]  # context, arguments
+        between = {after: own.pop(name) for name, after in follows.items()}
+        for one in OPTIONS:
+            shown.append(_parameter(one))
+            if one.name in between:
+                shown.append(between[one.name])
+        shown += own.values()
+        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=shown
+        )
+        return command
+
+    return decorate
+
+
+def _parameter(one: Setting) -> inspect.Parameter:
+    """Return a setting as the parameter of a command that typer reads."""
+    how = Option(
+        f"--{one.option}",
+        help=one.shell.help,
+        metavar=one.shell.metavar,
+        min=one.shell.least if one.shell.least_shown else None,
+    )
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=one.unset,
+        annotation=Annotated[one.type, how],
+    )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..proof.proof import Open, Proof
 from ..running.context import modes_kept
-from ..running.errors import ModelRaised
+from ..running.errors import FailureAt, ModelRaised
 from ..running.model.building import Model, unwrapped
 from ..running.model.kept_state import KeptState
 from ..running.operations import (
@@ -203,8 +203,8 @@ def require_true_blocks(subject: Subject) -> str:
             for case in (EVAL, TRAIN):
                 with subject.budget.part("block masks", time, 1 / 6), seen:
                     variant.run_as(case).scores(tokens)
-                if seen.untrue:
-                    raise AssertionError(seen.untrue)
+                if seen.untrue is not None:
+                    raise seen.untrue
     if not seen.sizes:
         return ""
     lengths = ", ".join(map(str, sorted(done)))
@@ -227,7 +227,8 @@ class _Masks(Operations):
     def __init__(self) -> None:
         super().__init__()
         self.sizes: set[int] = set()  # of blocks
-        self.untrue = ""  # how a mask's lists contradict its mask_mod
+        # how a mask's lists contradict its mask_mod
+        self.untrue: FailureAt | None = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") == "flex_attention":
@@ -238,8 +239,10 @@ class _Masks(Operations):
         return func(*args, **(kwargs or {}))
 
 
-def _untrue(query: Tensor, key: Tensor, blocks: tuple[Any, ...]) -> str:
-    """Return how a mask's lists contradict its mask_mod, or ""."""
+def _untrue(
+    query: Tensor, key: Tensor, blocks: tuple[Any, ...]
+) -> FailureAt | None:
+    """Return how a mask's lists contradict its mask_mod, if they do."""
     *_, high, wide, mask_mod = blocks
     rows, heads, tall, long = *query.shape[:2], query.size(2), key.size(2)
     if rows * heads * tall * long > MOST:
@@ -275,12 +278,15 @@ def _untrue(query: Tensor, key: Tensor, blocks: tuple[Any, ...]) -> str:
             continue
         later = found[found[:, 3] > found[:, 2]]
         one, other = [*later, *found[:1]][0][2:].tolist()
-        return (
-            f"the BlockMask of {find_place('')}{made} is not its mask_mod: "
+        used = find_place("")
+        return FailureAt(
+            f"the BlockMask of {used}{made} is not its mask_mod: "
             f"block ({one // high}, {other // wide}) of {high} x {wide} "
-            f"{words.format(one, other)} (length {tall})"
+            f"{words.format(one, other)} (length {tall})",
+            used,
+            place,
         )
-    return ""
+    return None
 
 
 def _listed(

@@ -8,10 +8,11 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..proof.proof import Proof
 from ..running.errors import (
+    FailureAt,
     HookRaised,
     ModelRaised,
     NotFinite,
@@ -19,10 +20,12 @@ from ..running.errors import (
     UnusableModel,
     causes_of,
     place_of,
+    places_in,
     sentence,
 )
 from ..running.ranks import current
 from .checks import CHECKS
+from .report import BAD
 
 if TYPE_CHECKING:
     from .runner import Run
@@ -73,6 +76,17 @@ def outcome_of(name: str, error: Exception) -> Outcome:
         f"({Path(frame.filename).name}:{frame.lineno})"
     )
     return Outcome(name, "error", message, error)
+
+
+def places_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the lines that a failure is about: each has a file and a line."""
+    if outcome.status not in BAD:
+        return []
+    places = places_in(outcome.error)
+    if outcome.error is None and outcome.proof:  # one that is required
+        open_ = [one.place for one in outcome.proof.open]
+        places = places_in(FailureAt("", *open_))
+    return places
 
 
 # --- Stages ------------------------------------------------------------------

@@ -1,27 +1,23 @@
 """The checks as tests of pytest."""
 
-import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Unpack
 
 from ..running.context import one_run
 from ..running.errors import UnusableModel, with_their_frames
-from ..running.meeting import Settings, meet
 from ..running.model.building import Model, name_of
+from ..settings import (
+    RunSettings,
+    TargetSettings,
+    completed,
+    settings_in,
+    takes,
+)
 from .runner import Run, choose_checks, full_names
 
 LONGEST = 60  # characters of an expression in a test's name
-
-
-class TargetSettings(Settings, total=False):
-    """Settings of one of several models."""
-
-    checks: Collection[str] | None
-    expected: Mapping[str, str]
-    budget: float | None
-    threads: int | None
 
 
 class Target:
@@ -39,7 +35,8 @@ class Target:
     """
 
     def __init__(self, model: Model, **settings: Unpack[TargetSettings]):
-        for name in settings.keys() - TargetSettings.__annotations__.keys():
+        known = {one.name for one in settings_in(TargetSettings)}
+        for name in settings.keys() - {*known, "expected"}:
             raise TypeError(f"Target has no setting {name!r}")
         self.model = model
         self.settings = settings
@@ -88,30 +85,27 @@ class BoundCheck:
         return self.__name__
 
 
+@takes(RunSettings)
 def parametrize_with_checks(
     models: Iterable[Model | Target],
     *,
-    checks: Collection[str] | None = None,
     expected_failures: Expected | None = None,
     strict: bool | None = None,
-    budget: float | None = None,
-    threads: int | None = None,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> Callable[[Any], Any]:
     """Decorate a test with arguments model and check, once for each pair.
 
     Args:
         models: models or, better, factories, as for check_model; a Target
             has settings of its own, which go before those for all models.
-        checks: names; None: all but the slow one.
         expected_failures: reasons by name of a check, or a function that
             returns them for one of the models; such tests are marked xfail.
         strict: whether one that passes after all fails; None: as pytest's
             own xfail_strict says.
-        budget: seconds for all checks of a model, as for check_model.
-        threads: on the CPU, as for check_model.
-        **settings: vocab_size, block_size, outputs, seed, device, layout
-            and inputs, as for check_model, for all models.
+        **settings: checks (names; None: all but the slow one), budget
+            (seconds for all checks of a model), threads, vocab_size,
+            block_size, outputs, seed, device, layout, cache, inputs,
+            documents and compile, as for check_model, for all models.
 
     Example:
         >>> @parametrize_with_checks([build_a, build_b])
@@ -126,8 +120,7 @@ def parametrize_with_checks(
     """
     import pytest
 
-    inspect.signature(meet).bind(None, **settings)
-    settings |= {"checks": checks, "budget": budget, "threads": threads}
+    defaults = completed("parametrize_with_checks", RunSettings, settings)
     given: list[dict[str, Any]] = []
 
     @lru_cache(maxsize=1)  # the checks of a model share it
@@ -139,7 +132,7 @@ def parametrize_with_checks(
     for index, target in enumerate(models):
         if not isinstance(target, Target):
             target = Target(target)
-        model, own = target.model, settings | dict(target.settings)
+        model, own = target.model, defaults | dict(target.settings)
         expected = own.pop("expected", expected_failures)
         reasons = full_names(
             expected(model) if callable(expected) else expected

@@ -6,7 +6,8 @@ from typing import Any, Unpack
 from ..proof.proof import Open, Proof
 from ..proof.prover import prove_positions
 from ..running.context import isolated, one_run
-from ..running.meeting import Settings, meet
+from ..running.meeting import meet
+from ..settings import Settings
 from .compiled import require_same_program, require_true_blocks
 from .followed import follow_caches
 

@@ -25,6 +25,7 @@ BAD = ("failed", "error")
 # of a notebook's table; others are gray
 COLOURS = {"passed": "green", "failed": "crimson", "error": "crimson"}
 WIDTH = 110  # columns of the printed table
+GAP = "  "  # between its columns
 
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
 
@@ -43,6 +44,8 @@ class CheckResult:
     proof: dict[str, Any] | None = None  # as Proof.to_dict writes it
     # position, token, length, size, file, line; null where not known
     leak: dict[str, Any] | None = None
+    # lines that a failure is about, each a file and a line; likeliest first
+    places: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(repr=False)
@@ -187,18 +190,31 @@ class Report:
         )
         return re.sub(r"[;:,] (?!\d)[^;:,]* \.\.\.$", " ...", text)
 
+    def cells(
+        self, result: CheckResult, width: int, brief: bool = False
+    ) -> tuple[str, str, str]:
+        """Return a row in three: before its status, the status, the rest."""
+        text = self.row(result, width, brief)
+        start = self._name_width + len(GAP)
+        end = start + len(result.status)
+        return text[:start], text[start:end], text[end:]
+
     def ending(self, width: int) -> str:
         """Return the longer texts, the notes and the verdict."""
         lines = [f"\n{n}:\n{text}" for n, text in self.details.items()]
         texts = [*(f"note: {note}" for note in self.notes), self.verdict]
         return "\n".join([*lines, *(textwrap.fill(t, width) for t in texts)])
 
+    @property
+    def _name_width(self) -> int:
+        return max(map(len, ["check", *self.names]))
+
     def _line(
         self, cells: Cells, message: str, width: int, short: bool = False
     ) -> str:
-        names = max(map(len, ["check", *self.names]))
         name, status, seconds = cells
-        start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
+        columns = f"{name:<{self._name_width}}", f"{status:8}", f"{seconds:>6}"
+        start = GAP.join((*columns, ""))
         return textwrap.fill(
             start + message,
             max(width, len(start) + 20),

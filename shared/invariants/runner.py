@@ -17,29 +17,38 @@ from ..running.errors import (
     Leaked,
     SkipCheck,
 )
-from ..running.meeting import Settings, meet
+from ..running.meeting import meet
 from ..running.ranks import Parted, current, together
+from ..settings import (
+    CheckSettings,
+    Settings,
+    completed,
+    settings_in,
+    takes,
+)
 from .checks import CHECKS
-from .outcomes import MUST, PROOFS, STAGES, Outcome, outcome_of
+from .outcomes import (
+    MUST,
+    PROOFS,
+    STAGES,
+    Outcome,
+    outcome_of,
+    places_of,
+)
 from .report import CheckResult, Report
 
 FIRST = ("check_shape", MUST)  # where time is short
 BRIEF = 0.8  # weight of a check that may take all of the time left
 
 
+@takes(CheckSettings)
 @one_run
 def check_model(
     model_or_factory: Any,
     *,
-    checks: Collection[str] | None = None,
-    expected_failures: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    budget: float | None = None,
-    require_proof: bool = False,
-    allow_routing: bool = False,
     debug: bool = False,
     on_progress: Callable[[Report], None] | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[CheckSettings],
 ) -> Report:
     """Run the checks on a model and report what holds.
 
@@ -47,24 +56,25 @@ def check_model(
         model_or_factory: an nn.Module, a callable from (batch, time) ids to
             scores, or a function without arguments that builds one of these
             (preferred: each check then has a fresh model).
-        checks: names of those to run; None: all but the slow one.
-        expected_failures: reasons by name of a check: such a failure has
-            the status "expected".
-        threads: on the CPU; None: one for a small model.
-        budget: seconds; what finds most is tried first, and the report
-            says what was not tried. None: 130 for a model of over 2 million
-            parameters, 225 for others. math.inf: all is tried.
-        require_proof: let check_causality fail where it is not proved.
-        allow_routing: let a proof under a condition be enough for that:
-            texts that route tokens, or choose a path, as the one did that
-            was followed.
         debug: let an exception that no check expects end the run.
         on_progress: called with the report before the first check, as
             each one ends, and when one says how far it is. None: a notebook
             or a terminal shows the check under way, once it takes long.
         **settings: vocab_size, block_size, outputs, seed, device, layout,
-            cache, inputs, documents and compile (whether the model is
-            compiled, too, and that program held against it), as for `meet`.
+            cache, inputs and documents, as the README describes them;
+            compile: whether the model is compiled as well, and that program
+            compared with it;
+            checks: names of those to run; None: all but the slow one;
+            expected_failures: reasons by name of a check: such a failure has
+            the status "expected";
+            threads: on the CPU; None: one for a small model;
+            budget: seconds; what finds most is tried first, and the report
+            says what was not tried. None: 130 for a model of over 2 million
+            parameters, 225 for others. math.inf: all is tried;
+            require_proof: let check_causality fail where it is not proved;
+            allow_routing: let a proof under a condition be enough for that:
+            texts that route tokens, or choose a path, as the one did that
+            was followed.
 
     Returns:
         The report: print it, or read .ok, .failed and .results.
@@ -73,19 +83,11 @@ def check_model(
         ValueError: for a model that cannot be built, called or read, an
             unknown check, and sizes that contradict the model's own.
     """
-    names = choose_checks(checks)
-    expected = full_names(expected_failures)
+    settings["checks"] = names = choose_checks(settings.get("checks"))
+    expected = full_names(settings.get("expected_failures"))
     printed = io.StringIO()
     with redirect_stdout(printed), together("meeting the model"):
-        run = Run(
-            model_or_factory,
-            names,
-            budget,
-            threads,
-            require_proof,
-            allow_routing,
-            **settings,
-        )
+        run = Run(model_or_factory, **settings)
     subject = run.subject
     report = Report(
         subject.name,
@@ -149,23 +151,22 @@ class Run:
     SAME = "check_determinism"  # first says that ranks return other scores
 
     def __init__(
-        self,
-        model_or_factory: Any,
-        checks: list[str],
-        budget: float | None = None,
-        threads: int | None = None,
-        require_proof: bool = False,
-        allow_routing: bool = False,
-        **settings: Unpack[Settings],
+        self, model_or_factory: Any, **settings: Unpack[CheckSettings]
     ):
-        with isolated(settings.get("seed", 0)):
+        given = completed("check_model", CheckSettings, settings)
+        own = {one.name: given[one.name] for one in settings_in(Settings)}
+        checks, budget = choose_checks(given["checks"]), given["budget"]
+        with isolated(given["seed"]):
             if (ranks := current()) is not None:
                 ranks.apart = 0.0, ""  # of another model
-            self.subject = meet(model_or_factory, **settings)
+            self.subject = meet(model_or_factory, **own)
             if "check_shape" not in checks:
                 self.subject.require_scores()
-            self.threads, self.proofs = threads, require_proof
-            self.conditions = allow_routing
+            self.threads, self.proofs = (
+                given["threads"],
+                given["require_proof"],
+            )
+            self.conditions = given["allow_routing"]
             self.causes: dict[object, str] = {}  # the check that failed first
             heavy, self.plan = self.subject.heavy, ""
             short = heavy or budget is not None
@@ -212,6 +213,7 @@ class Run:
             self._not_tried(outcome),
             None if proof is None else proof.to_dict(),
             error.facts if isinstance(error, Leaked) else None,
+            places_of(outcome),
         )
         return result, error
 

@@ -2,14 +2,19 @@
 
 import re
 import traceback
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jaxtyping
 import torch
 
 from ..notebooks import cell_of
+
+if TYPE_CHECKING:
+    from .places import Place
 
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
 KIT = Path(__file__).resolve().parents[1]
@@ -24,6 +29,7 @@ OURS = (
     "<@beartype",  # the code of a shape check
 )
 PYTHON = (str(Path(traceback.__file__).parent), "<frozen")
+FRAMES_SHOWN = 8  # of an exception, the innermost
 
 
 class SkipCheck(Exception):
@@ -37,15 +43,25 @@ class ModelRaised(AssertionError):
     """
 
 
-class NotFinite(AssertionError):
+class FailureAt(AssertionError):
+    """A failure, with the lines that it is about, the likeliest first."""
+
+    def __init__(self, message: str, *places: "Place | None") -> None:
+        super().__init__(message)
+        self.places = [place for place in places if place is not None]
+
+
+class NotFinite(FailureAt):
     """The scores are NaN or infinite."""
 
 
-class WithFacts(AssertionError):
+class WithFacts(FailureAt):
     """A failure with facts, by their names."""
 
-    def __init__(self, message: str, **facts: Any) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *places: "Place | None", **facts: Any
+    ) -> None:
+        super().__init__(message, *places)
         self.facts = facts
 
 
@@ -83,6 +99,18 @@ class UnknownSize(UnusableModel):
     """A size that a model does not say, and nobody gave."""
 
 
+class OtherVocabulary(UnusableModel):
+    """The vocabulary that was given is not the model's own.
+
+    Attributes:
+        has: which one the model has.
+    """
+
+    def __init__(self, given: str, has: str) -> None:
+        super().__init__(f"{given}, but {has}")
+        self.has = has
+
+
 def sentence(error: BaseException) -> str:
     """Return an exception as one line: its class and its message."""
     text = " ".join(str(error).split())
@@ -99,17 +127,47 @@ def place_of(error: BaseException) -> str:
     frame = _their_frame(error)
     if frame is None:
         return ""
-    if cell := cell_of(frame.filename):
-        return f"Cell {cell}, line {frame.lineno}"
-    path = Path(frame.filename)
+    return f"{_shown(frame.filename)}, line {frame.lineno}"
+
+
+def _shown(file: str) -> str:
+    """Return a source file from the current folder, or which cell it is."""
+    if cell := cell_of(file):
+        return f"Cell {cell}"
+    path = Path(file)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    return f"{path}, line {frame.lineno}"
+    return str(path)
 
 
 def _their_frame(error: BaseException) -> traceback.FrameSummary | None:
+    return next(_their_frames(error), None)
+
+
+def _their_frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    """Yield the frames of the user's own code, from the innermost."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next((f for f in frames if is_theirs(f.filename)), None)
+    yield from (frame for frame in frames if is_theirs(frame.filename))
+
+
+def places_in(error: BaseException | None) -> list[dict[str, Any]]:
+    """Return the lines that an exception is about: each has a file and a line.
+
+    The likeliest come first: those that a check found, then those where the
+    user's own code raised, from the innermost.
+    """
+    found: list[tuple[str, int | None]] = []
+    while error is not None:
+        if isinstance(error, FailureAt):
+            found += [(_shown(at.path), at.line) for at in error.places]
+        if isinstance(error, SyntaxError) and error.filename:
+            found.append((_shown(error.filename), error.lineno))
+        frames = islice(_their_frames(error), FRAMES_SHOWN)
+        found += [(_shown(frame.filename), frame.lineno) for frame in frames]
+        error = error.__cause__
+    return [
+        {"file": file, "line": line} for file, line in dict.fromkeys(found)
+    ]
 
 
 def is_theirs(file: str) -> bool:

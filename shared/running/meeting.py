@@ -3,16 +3,17 @@
 import inspect
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
-from typing import Any, TypedDict
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from ..settings import Settings, completed, takes
 from .context import (
     RecordedDraws,
     during,
@@ -28,7 +29,6 @@ from .model.building import Builder, called_modules, name_of
 from .model.calling import (
     BATCH_FIRST,
     IN_ARRAYS,
-    LAYOUTS,
     LOG_PROBS,
     SCORERS,
     SCORES,
@@ -91,39 +91,15 @@ ON_SOME_RANKS = (
 )
 # No fault of a model: its device or a quantised kernel lacks it.
 NO_BACKWARD = re.compile("not support backward|derivative .*not implemented")
-OUTPUTS = ("auto", "logits", "log_probs")
 
 
-class Settings(TypedDict, total=False):
-    """Settings of a model that a user may pass to check_model and meet."""
-
-    vocab_size: int | None
-    block_size: int | None
-    outputs: str
-    seed: int
-    device: torch.device | str | None
-    layout: str
-    cache: Callable[..., Any] | None
-    inputs: Mapping[str, Callable[..., Any] | str] | None
-    documents: str | int | Callable[..., Any] | None
-    compile: bool
-
-
+@takes(Settings)
 @one_run
 def meet(
     model_or_factory: Any,
     *,
-    vocab_size: int | None = None,
-    block_size: int | None = None,
-    outputs: str = "auto",
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    layout: str = "bt",
-    cache: Callable[..., Any] | None = None,
-    inputs: Mapping[str, Callable[..., Any] | str] | None = None,
-    documents: str | int | Callable[..., Any] | None = None,
-    compile: bool = False,
     at: tuple[int, int] | None = None,
+    **settings: Unpack[Settings],
 ) -> Subject:
     """Return the facts of a model, found out by calling it.
 
@@ -136,20 +112,18 @@ def meet(
             built, called or read; the user's own exception is its cause.
         ValueError: for settings that are none.
     """
-    for name, value, known in (
-        ("outputs", outputs, OUTPUTS),
-        ("layout", layout, LAYOUTS),
-    ):
-        if value not in known:
-            words = f"{name} must be one of {', '.join(known)}"
-            raise ValueError(f"{words}, got {value!r}")
-    builder = Builder(model_or_factory, seed, device)
+    given = completed("meet", Settings, settings)
+    outputs, seed, documents = (
+        given[name] for name in ("outputs", "seed", "documents")
+    )
+    builder = Builder(model_or_factory, seed, given["device"])
     model = builder.build()
     weights = model.parameters() if isinstance(model, nn.Module) else ()
     name = name_of(model_or_factory) or name_of(model) or "model"
-    vocab, block, notes = choose_sizes(model, name, vocab_size, block_size)
+    sizes = given["vocab_size"], given["block_size"]
+    vocab, block, notes = choose_sizes(model, name, *sizes)
     method = None if outputs == "logits" else LOG_PROBS
-    call = caller_of(model, method, layout == "tb", inputs)
+    call = caller_of(model, method, given["layout"] == "tb", given["inputs"])
     subject = Subject(
         name=name,
         builder=builder,
@@ -162,9 +136,9 @@ def meet(
         is_module=isinstance(model, nn.Module),
         caller=call,
         lengths=Lengths(1, 1, block),
-        make_cache=cache,
+        make_cache=given["cache"],
         documents=documents,
-        compile=compile,
+        compile=given["compile"],
         notes=tuple(notes),
     )
     taken = *call.given, *call.arguments, *call.own_arguments

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..invariants.report import CheckResult, Report
 from ..running.budget import DEFAULT, Budget
 from ..running.context import during, few_threads, isolated, one_run, seed_all
-from ..running.errors import ModelRaised, SkipCheck, UnusableModel
+from ..running.errors import ModelRaised, SkipCheck, UnusableModel, places_in
 from ..running.model.calling import as_tensor, is_array
 from ..running.rounding import Inside, floor_of
 from ..running.tokens import SPLITS, draw, others, spans, splits_to_try
@@ -614,6 +614,7 @@ def check_scorer(
     on_progress(report)
     for number, function in enumerate(chosen):
         calls, name, status = clock.calls, function.__name__, "passed"
+        places: list[dict[str, Any]] = []
         clock.start(name, 1 / (1 if number < BRIEF else len(chosen) - number))
         try:
             if blocked:
@@ -621,7 +622,7 @@ def check_scorer(
             with isolated(seed), hush, few_threads(0, 0, count):
                 message = function(scoring)
         except (SkipCheck, AssertionError, UnusableModel) as error:
-            message = str(error)
+            message, places = str(error), places_in(error)
             status = "skipped" if isinstance(error, SkipCheck) else "failed"
             if isinstance(error, ModelRaised | UnusableModel):
                 if debug:
@@ -634,7 +635,9 @@ def check_scorer(
         message += f"; not tried: {cut}" if cut else ""
         took = clock.elapsed, clock.calls - calls
         report.results.append(
-            CheckResult(name, status, message, *took, not_tried=cut)
+            CheckResult(
+                name, status, message, *took, not_tried=cut, places=places
+            )
         )
         on_progress(report)
     return report

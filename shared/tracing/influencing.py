@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..notebooks import progress
 from ..running.context import isolated, one_run
-from ..running.meeting import Settings, meet
+from ..running.meeting import meet
 from ..running.model.building import Model
 from ..running.variant import precise
+from ..settings import Settings
 from .moved import influence_of
 from .pictures import svg
 

@@ -22,7 +22,7 @@ from ..running.conventions import (
     conventions,
     sizes_of,
 )
-from ..running.errors import ModelRaised, SkipCheck
+from ..running.errors import FailureAt, ModelRaised, SkipCheck
 from ..running.model.calling import MASK, describe, token_argument
 from ..running.model.inputs import CACHED, FLAG, REFUSALS, STATES
 from ..running.model.kept_state import KeptState
@@ -493,11 +493,12 @@ class Decoder:
         fed = " + ".join(map(str, pieces[:6])) + " + ..." * (len(pieces) > 6)
         line = None if how else self.first_line(tokens, pieces, position)
         where = "" if line is None else f"; first seen at {line}"
-        raise AssertionError(
+        raise FailureAt(
             f"with a cache ({self.convention.says}), {how}fed as {fed} "
             f"tokens, position {position} of {time} in row {row} of {batch}, "
             f"in the piece of {size} after {start}, differs from the full "
-            f"forward by {gap.size:.2g}{where}"
+            f"forward by {gap.size:.2g}{where}",
+            line.place if line else None,
         )
 
     def first_gap(

@@ -13,7 +13,7 @@ import yaml
 from scorers import FILE
 
 from gpt_duet import Target, parametrize_with_checks
-from gpt_duet.cli.job import OF_BOTH, OF_SCORERS, read_project
+from gpt_duet.cli.job import read_project
 from gpt_duet.invariants.runner import choose_checks
 
 MODEL = """
@@ -124,7 +124,7 @@ def test_a_scorer_is_one_more_target(project, duet, pytest_here):
     file, sizes = project / "pyproject.toml", "vocab-size = 11\nbos = 5\n"
     text = f"[tool.gpt-duet]\nscorer = 'perplexity:peek'\n{sizes}"
     file.write_text(f"{text}targets.'tiny:Tiny' = {{only = ['shape']}}\n")
-    assert read_project(project, OF_BOTH | OF_SCORERS | {"only"}) == {
+    assert read_project(project) == {
         "perplexity:peek": {
             "scorer": "perplexity:peek",
             "vocab-size": 11,

@@ -23,8 +23,8 @@ from gpt_duet.invariants import (
     meet,
     parametrize_with_checks,
 )
+from gpt_duet.invariants.checks.dtype.other_device import elsewhere
 from gpt_duet.invariants.leaks import trials
-from gpt_duet.invariants.other_device import elsewhere
 from gpt_duet.mingpt_style import build_model
 from gpt_duet.proof import Proof
 from gpt_duet.running import rounding, tokens

@@ -16,7 +16,7 @@ from gpt_duet.benchmarks.plan import Tokens, make_plan
 from gpt_duet.config import GPTConfig
 from gpt_duet.generation import generate, stream_tokens
 from gpt_duet.invariants import check_model
-from gpt_duet.invariants.other_device import NAME, elsewhere
+from gpt_duet.invariants.checks.dtype.other_device import NAME, elsewhere
 
 CONFIG = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8, dropout=0.0)
 

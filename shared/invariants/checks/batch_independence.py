@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...proof.proof import Proof
 from ...proof.prover import prove_rows
-from ...running.errors import ModelRaised, NotFinite
+from ...running.errors import FailureAt, ModelRaised, NotFinite
 from ...running.model.inputs import MASK, PADDING, SHOWN, Input, Layout
 from ...running.model.inputs import shown as padding
 from ...running.tokens import SHORT, draw, others
@@ -69,7 +69,7 @@ def check_batch_independence(subject: Subject) -> str:
                 if proof is None or proof.culprit is None:
                     raise
                 text = f"{error}; let through at {proof.culprit}"
-                raise AssertionError(text) from error
+                raise FailureAt(text, proof.culprit) from error
     found = [] if proof is None else [proof.sentence]
     if tested:
         how = "tested: " * (proof is not None)

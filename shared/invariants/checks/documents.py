@@ -22,7 +22,7 @@ from ...running.documents import (
     promised,
     split,
 )
-from ...running.errors import ModelRaised
+from ...running.errors import FailureAt, ModelRaised
 from ...running.losses import shifts_of
 from ...running.model.calling import find_loss
 from ...running.model.sizes import TILES, WINDOW, all_declared
@@ -134,9 +134,11 @@ def _promised(
     uncached = way.without_cache(subject)
     if uncached and not _first_fault(subject, uncached, rows):
         text += f"; {uncached.words} they are apart"
-    if way.mark is None and (proof := prove_documents(subject, way)).culprit:
-        text += f"; let through at {proof.culprit}"
-    raise AssertionError(text)
+    proof = prove_documents(subject, way) if way.mark is None else None
+    culprit = proof.culprit if proof else None
+    if culprit is not None:
+        text += f"; let through at {culprit}"
+    raise FailureAt(text, culprit)
 
 
 def _seen(subject: Subject, way: Packing, rows: list[list[int]]) -> str:

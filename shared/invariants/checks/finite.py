@@ -71,7 +71,8 @@ def _require_softmax(subject: Subject) -> None:
             raise NotFinite(
                 f"scores are NaN or infinite with weights scaled up to "
                 f"activations of {size:.0f}: {seen.place} is divided by its "
-                f"sum, and overflows: subtract the largest number first"
+                f"sum, and overflows: subtract the largest number first",
+                seen.place,
             )
 
 

@@ -31,7 +31,6 @@ from ..check import Subject, check
 from ..derivatives import gradients_of
 
 HOW = ("as given", "shifted by one inside")
-EITHER = " or ".join(HOW)
 LONGEST = 33  # tokens of a text
 IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
 
@@ -54,7 +53,16 @@ def check_loss(subject: Subject) -> str:
         raise SkipCheck("a shifted loss needs three tokens")
     first, *again = map(_check_loss_of, both(subject, LONGEST))
     # to a head of zeros all losses are equal
-    return again[0] if again and EITHER in first else first
+    unclear = len(first.shifts) == len(HOW)
+    return (again[0] if again and unclear else first).says
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found out about a loss."""
+
+    says: str
+    shifts: frozenset[int] = frozenset()  # of the targets, inside
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class _Loss:
     note: str
 
 
-def _check_loss_of(variant: Variant) -> str:
+def _check_loss_of(variant: Variant) -> _Found:
     subject = variant.subject
     generator, vocab = subject.generator(), subject.vocab_size
     time, name = subject.lengths.fit(6), subject.caller.target_name
@@ -77,7 +85,7 @@ def _check_loss_of(variant: Variant) -> str:
     first = subject.draw(rows, time, generator)
     case = _loss_of(variant, first, generator)
     if case is None:
-        return f"takes {name}, returns no loss of one number"
+        return _Found(f"takes {name}, returns no loss of one number")
     shifts = case.shifts
     for batch, length in ((3, 7), (1, 13), (2, LONGEST)):
         time, batch = subject.lengths.fit(length), subject.fit_rows(batch)
@@ -101,7 +109,8 @@ def _check_loss_of(variant: Variant) -> str:
     more = _require_same_in_training(variant, first, shifts, generator)
     if more is not None and bool(more) != bool(case.note):
         found += f"; in train mode{more or ' nothing is added'}"
-    return f"mean cross-entropy of {name} {found}"
+    says = f"mean cross-entropy of {name} {found}"
+    return _Found(says, frozenset(shifts))
 
 
 def _require_same_in_training(

@@ -15,9 +15,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...settings import NEVER
 from ..errors import ModelRaised
 from .building import Model
-from .inputs import MASK, NEVER, Input, inputs_of, required
+from .inputs import MASK, Input, inputs_of, required
 from .keywords import keywords_of
 
 # --- Arrays ------------------------------------------------------------------
@@ -114,7 +115,6 @@ REQUIRED: dict[str, Callable[[Tensor], Any]] = {
     MASK: torch.ones_like,
     "start_pos": lambda tokens: 0,
 }
-LAYOUTS = ("bt", "tb")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,6 @@ ANSWER = re.compile(
 INSTEAD = re.compile(r"(decoder_)?(inputs?|tokens?)_?embed(s|ding|dings)?")
 # Flags that say whether a model is causal: False is no fault of a model's.
 CAUSAL = re.compile(r"(is_|use_)?causal(_mask)?|bidirectional|is_decoder")
-NEVER = "never"  # the user's word for an argument that is never given
 MASK = "attention_mask"
 REFUSALS = ValueError, NotImplementedError  # of a call that is not supported
 SHOWN = {  # by a mask, as shares of the length

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import UnknownSize, UnusableModel
+from ..errors import OtherVocabulary, UnknownSize, UnusableModel
 
 VOCABULARY = (
     *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
@@ -110,8 +110,8 @@ def choose_sizes(
             f"{' and '.join(missing.values())}"
         )
     if known is not None and known.value != vocab:
-        raise UnusableModel(
-            f"vocab_size={vocab} was given, but {name} has {known}"
+        raise OtherVocabulary(
+            f"vocab_size={vocab} was given", f"{name} has {known}"
         )
     if vocab < 2:
         raise UnusableModel(

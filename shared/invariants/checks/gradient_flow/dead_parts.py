@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..running.errors import ModelRaised
-from ..running.model.sizes import WINDOW, declared
-from ..running.operations import Operations
-from ..running.subject import Subject
-from ..running.variant import Variant, changeable, redraw_zeros
-from ..running.ways import TRAIN
+from ....running.errors import ModelRaised
+from ....running.model.sizes import WINDOW, declared
+from ....running.operations import Operations
+from ....running.subject import Subject
+from ....running.variant import Variant, changeable, redraw_zeros
+from ....running.ways import TRAIN
 
 Axis = tuple[str, int]  # a parameter's name; 0 for its rows, 1 for columns
 Slices = dict[Axis, Bool[Tensor, "_"]]  # each of its own number

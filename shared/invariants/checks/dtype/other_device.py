@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from ..running.operations import Operations
+from ....running.operations import Operations
 
 # The device's name. "meta" itself has no numbers, and imports for a second.
 NAME = "meta"

@@ -7,22 +7,23 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...running.context import during
-from ...running.errors import ModelRaised, SkipCheck
-from ...running.operations import is_plain
-from ...running.places import Place, find_place
-from ...running.ranks import (
+from ....running.context import during
+from ....running.errors import FailureAt, ModelRaised, SkipCheck
+from ....running.operations import is_plain
+from ....running.places import Place, find_place
+from ....running.ranks import (
     current,
     largest,
     largest_of,
     local,
     local_gradient,
 )
-from ...running.rounding import FLOOR, Inside, require_finite
-from ...running.variant import Variant, changeable, doubled, redraw_zeros
-from ...running.ways import EVAL, INFERENCE, TRAIN
-from ..check import Subject, check
-from ..derivatives import WIDE, Along, Pair, gradients_of
+from ....running.rounding import FLOOR, Inside, require_finite
+from ....running.variant import Variant, changeable, doubled, redraw_zeros
+from ....running.ways import EVAL, INFERENCE, TRAIN
+from ...check import Subject, check
+from ...derivatives import gradients_of
+from .differences import WIDE, Along, Pair
 
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared
 # Operations that stand still or jump: a gradient through them is estimated.
@@ -130,19 +131,21 @@ def _compare(
             return "; in train mode each call changes the next one's scores"
     require_finite(scores)
     name, pair = max(wrong.items(), key=lambda item: item[1].share)
-    where = ""
+    where, stop = "", None
     with suppress(AssertionError), Attached() as attached:
         along.gradients = gradients(variant.scores(tokens, grad=True))
         if along.smoothest([*wrong]).agree and attached.places:
-            where = f" at {next(iter(attached.places))}"
+            stop = next(iter(attached.places))
+            where = f" at {stop}"
     if where and all(p.is_library for p in attached.places):
         return f"; a library stops the gradient of {name}{where}"
     stops = f"stops{where}" if where else "is not the function's"
-    raise AssertionError(
+    raise FailureAt(
         f"the gradient of {name} {stops}: along a direction the "
         f"backward pass says {pair.backward:.6g}, differences "
         f"of the scores say {pair.difference:.6g} (+- {pair.uncertain:.1g})"
-        f"{variant.conditions}"
+        f"{variant.conditions}",
+        stop,
     )
 
 

@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..proof.proof import Proof
-from ..running.errors import Leaked
-from ..running.rounding import floor_of
-from ..running.tokens import SHORT, draw, others
-from ..running.variant import Variant
-from ..tracing.lines import first_in_two_texts
-from ..tracing.moved import influence_of
-from ..tracing.pictures import levels, text_map
-from .leaks import Leak, LeakFinder, Trial
+from ....proof.proof import Proof
+from ....running.errors import Leaked
+from ....running.rounding import floor_of
+from ....running.tokens import SHORT, draw, others
+from ....running.variant import Variant
+from ....tracing.lines import first_in_two_texts
+from ....tracing.moved import influence_of
+from ....tracing.pictures import levels, text_map
+from ...leaks import Leak, LeakFinder, Trial
 
 FEW = 8  # tokens of a long text that are changed alone, in a heavy model
 MAP = 8  # tokens in the map of a leak, where it is as short
@@ -78,9 +78,10 @@ def explain(leak: Leak, proof: Proof) -> AssertionError:
         f"position {leak.position} sees {what}: {where}at length {time}, by "
         f"{leak.size:.2g}{variant.conditions}; {'; '.join(parts)}"
     )
-    at = proof.culprit or (line and line.place)
+    at = proof.culprit or (line.place if line else None)
     error = Leaked(
         text,
+        at,
         position=leak.position,
         token=token,
         length=time,

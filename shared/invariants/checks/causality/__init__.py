@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from ...proof.prover import prove_positions
-from ...running.budget import in_short
-from ...running.tokens import spans
-from ...running.variant import CopyFailed
-from ..check import SkipCheck, Subject, check
-from ..compiled import require_same_program, require_true_blocks
-from ..followed import follow_caches
-from ..leaks import LeakFinder, trials
-from ..smallest import explain
+from ....proof.prover import prove_positions
+from ....running.budget import in_short
+from ....running.tokens import spans
+from ....running.variant import CopyFailed
+from ...check import SkipCheck, Subject, check
+from ...compiled import require_same_program, require_true_blocks
+from ...followed import follow_caches
+from ...leaks import LeakFinder, trials
+from .smallest import explain
 
 DRAWS = "in train mode the shape of random draws depends on the tokens"
 MIXED = "rows depend on each other: see check_batch_independence"

@@ -7,17 +7,17 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ...running.context import during
-from ...running.errors import SkipCheck
-from ...running.losses import cross_entropy, scores_and_loss
-from ...running.model.calling import tensors_in
-from ...running.operations import quantised
-from ...running.ranks import current, largest_of, local, local_gradient
-from ...running.tokens import rows_at_once
-from ...running.variant import Variant, changeable, larger
-from ...running.ways import TRAIN
-from ..check import Subject, check
-from ..dead_parts import (
+from ....running.context import during
+from ....running.errors import SkipCheck
+from ....running.losses import cross_entropy, scores_and_loss
+from ....running.model.calling import tensors_in
+from ....running.operations import quantised
+from ....running.ranks import current, largest_of, local, local_gradient
+from ....running.tokens import rows_at_once
+from ....running.variant import Variant, changeable, larger
+from ....running.ways import TRAIN
+from ...check import Subject, check
+from .dead_parts import (
     BOTH_ZERO,
     DETACHED,
     NEVER,

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ...running.errors import ModelRaised, NotFinite, sentence
-from ...running.model.building import CASTS, cast
-from ...running.operations import Operations, quantised
-from ...running.places import Place, find_place
-from ...running.ranks import current
-from ...running.rounding import gaps
-from ...running.variant import changeable, doubled, redraw_zeros
-from ...validation import dtype_name
-from ..check import Subject, check
-from ..other_device import NAME as ELSEWHERE
-from ..other_device import elsewhere
+from ....running.errors import FailureAt, ModelRaised, NotFinite, sentence
+from ....running.model.building import CASTS, cast
+from ....running.operations import Operations, quantised
+from ....running.places import Place, find_place
+from ....running.ranks import current
+from ....running.rounding import gaps
+from ....running.variant import changeable, doubled, redraw_zeros
+from ....validation import dtype_name
+from ...check import Subject, check
+from .other_device import NAME as ELSEWHERE
+from .other_device import elsewhere
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
@@ -88,7 +88,7 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
         size = float(gaps(scores, variant.scores(tokens)).max())
         words += f": scores move by {size:.2g}"
     if meant:
-        raise AssertionError(words)
+        raise FailureAt(words, place)
     return f"; {words}"
 
 

@@ -1,0 +1,164 @@
+"""Facts are data: no code reads a sentence that the kit wrote.
+
+A sentence that is compared, cut or searched is a fact that a better wording
+breaks. What code may read are texts of others: of torch, of Python and of the
+user. A place where it does so is listed here, with whose text it is.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# fields of records that hold a sentence
+SENTENCES = {"message", "says", "reason", "note", "words", "open_text"}
+READS = {  # methods of a text
+    *("startswith", "endswith", "removeprefix", "removesuffix", "partition"),
+    *("rpartition", "split", "rsplit", "replace", "find", "index", "count"),
+}
+SEARCHES = {  # functions of re, and methods of what it compiles
+    *("search", "match", "fullmatch", "findall", "finditer", "split", "sub"),
+    "subn",
+}
+OF_OTHERS = {  # file, function: whose text it is
+    ("shared/console.py", "run"): "of torch: memory is short",
+    ("shared/running/meeting.py", "_find_gradients"): "of torch: no kernel",
+    ("shared/running/meeting.py", "find_inputs"): "of the model: a refusal",
+    (
+        "shared/invariants/checks/dtype/__init__.py",
+        "_answer_in",
+    ): "of torch: no kernel",
+    (
+        "shared/invariants/checks/dtype/__init__.py",
+        "_check_device",
+    ): "of torch: devices",
+    ("shared/tracing/pieces.py", "require_half"): "of torch: dtypes",
+    ("shared/running/errors.py", "causes_of"): "what a model raised, twice",
+    ("shared/invariants/report.py", "row"): "ours, cut into lines to print",
+}
+# conventions that are known by their words; they become records
+WORDS_OF_CONVENTIONS = {
+    ("shared/running/conventions.py", "feed"),
+    ("shared/tracing/pieces.py", "_choose"),
+    ("shared/tracing/pieces.py", "bind"),
+}
+
+
+def sources():
+    rooms = ("shared", "benchmarks", "annotated", "mingpt_style")
+    return [f for room in rooms for f in sorted((ROOT / room).rglob("*.py"))]
+
+
+def is_sentence(node):
+    """Whether an expression is the text of an exception or a report's."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in SENTENCES
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("str", "sentence")
+        and bool(node.args)
+        and isinstance(node.args[0], ast.Name)
+        and node.args[0].id in ("error", "cause", "exception", "first", "why")
+    )
+
+
+def reads(node):
+    """Whether an expression compares, cuts or searches such a text."""
+    if isinstance(node, ast.Compare):
+        # a list without duplicates asks whether it has a sentence
+        member = isinstance(node.ops[0], ast.In | ast.NotIn)
+        sides = [*([] if member else [node.left]), *node.comparators]
+        empty = any(
+            isinstance(side, ast.Constant) and side.value == ""
+            for side in sides
+        )
+        return any(map(is_sentence, sides)) and not empty
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        name = node.func.attr
+        arguments = node.args if name in SEARCHES else ()
+        own = name in READS and is_sentence(node.func.value)
+        lines = name == "split" and all(
+            isinstance(one, ast.Constant) and one.value == "\n"
+            for one in node.args
+        )
+        colours = name == "highlight_regex"  # by what was printed
+        return (
+            (own and not lines) or colours or any(map(is_sentence, arguments))
+        )
+    return False
+
+
+def readers(path, source):
+    """Yield the functions that read a sentence, with the line."""
+
+    def walk(node, function):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            function = node.name
+        if reads(node):
+            yield path, function, node.lineno
+        for inner in ast.iter_child_nodes(node):
+            yield from walk(inner, function)
+
+    yield from walk(ast.parse(source), "")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "'no time' in result.message",
+        "result.message == 'no time'",
+        "str(error).endswith('packages')",
+        "str(error).replace('a', 'b')",
+        "way.says.removesuffix(' and position')",
+        "[n for n in rows if n.note.startswith(('failed', 'error'))]",
+        "LINE.findall(result.message)",
+        "re.search('a', str(error))",
+        "text.highlight_regex(STATUS)",
+    ],
+)
+def test_a_reader_of_a_sentence_is_found(source):
+    assert len([*readers("x.py", source)]) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(result.message)",
+        "' '.join(str(error).split())",
+        "str(error).split('\\n')[0]",
+        "if result.message: pass",
+        "row.note == ''",
+        "if case.words not in given: given.append(case.words)",
+        "result.status.startswith('a')",
+    ],
+)
+def test_whoever_shows_a_sentence_does_not_read_it(source):
+    assert not [*readers("x.py", source)]
+
+
+GONE = (  # places of a kind that the search above cannot see
+    "EITHER in first",
+    'startswith(("failed", "error"))',
+    'startswith("too noisy")',
+    "ours in words",
+    "LINE.findall(",
+    'endswith("installed packages")',
+)
+
+
+@pytest.mark.parametrize("words", GONE)
+def test_a_place_that_read_a_sentence_stays_away(words):
+    assert not [file for file in sources() if words in file.read_text("utf-8")]
+
+
+def test_no_code_reads_a_sentence_that_the_kit_wrote():
+    found = []
+    for file in sources():
+        path = file.relative_to(ROOT).as_posix()
+        found += readers(path, file.read_text("utf-8"))
+    allowed = OF_OTHERS.keys() | WORDS_OF_CONVENTIONS
+    assert not [one for one in found if one[:2] not in allowed]
+    known = {one[:2] for one in found}
+    assert not OF_OTHERS.keys() - known, "nothing there reads a text"
