@@ -867,6 +867,36 @@ class KeptFromInference(Unlimited):
 
 # A proof goes through what is odd in these: a vmap, scales, a state, positions
 # that go on from row to row, a router. The slow run proves the others, too.
+class HalfInTraining(MLP):
+    """In train mode the MLP writes into a float16 tensor, at any dtype."""
+
+    narrow = torch.float16
+
+    def forward(self, x):
+        y = super().forward(x)
+        if not self.training:
+            return y
+        room = torch.empty_like(y, dtype=self.narrow)
+        room[:] = y
+        return room.to(y.dtype)
+
+
+class CastInTraining(HalfInTraining):
+    """In train mode it casts to float16 and back."""
+
+    def forward(self, x):
+        y = MLP.forward(self, x)
+        return y.to(self.narrow).to(y.dtype) if self.training else y
+
+
+class SameInTraining(HalfInTraining):
+    """Sound: the room has the dtype of the answer."""
+
+    @property
+    def narrow(self):
+        return self.up.weight.dtype
+
+
 ODD_TO_A_PROOF = {
     LossOfChunks: {},
     LossOfNext: {},
@@ -882,6 +912,7 @@ ODD_TO_A_PROOF = {
 NOISE = {"expected_failures": {"check_determinism": "it draws noise"}}
 SOUND = ODD_TO_A_PROOF | {
     Autocasts: {},
+    short(mlp=SameInTraining): {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     TwoScores: {},
     short(mixer=Flex): {},
@@ -920,7 +951,11 @@ SOUND_ONCE_FAILED = {  # the checks that failed, and settings
     ZerosOfOneRow: {"checks": ["gradient_flow"]},
     ZerosOfTwoRows: {"checks": ["gradient_flow"]},
 }
+
+
 HIDDEN = [  # a model, the check that finds its fault, and words
+    (short(mlp=HalfInTraining), "dtype", "in train mode odd_models.py:"),
+    (short(mlp=CastInTraining), "dtype", "float64 call; in eval mode it doe"),
     (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
     (SkipDetached, "gradients", "stops at odd_models.py"),
     (DrawsForNothing, "purity", "the random state of Python's random"),

@@ -13,7 +13,13 @@ from ....running.operations import Operations, quantised
 from ....running.places import Place, find_place
 from ....running.ranks import current
 from ....running.rounding import gaps
-from ....running.variant import changeable, doubled, redraw_zeros
+from ....running.variant import (
+    Variant,
+    changeable,
+    doubled,
+    redraw_zeros,
+)
+from ....running.ways import TRAIN
 from ....validation import dtype_name
 from ...check import Subject, check
 from .other_device import NAME as ELSEWHERE
@@ -81,13 +87,33 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
     with Casts() as seen:
         scores = variant.scores(tokens)
     if seen.first is None:
-        return ""
+        return _width_in_training(variant, tokens)
     place, narrow = seen.first
     words = f"{place} computes in {narrow} inside a {dtype_name(*kinds)} call"
     with suppress(ModelRaised), Casts(widen=True):
         size = float(gaps(scores, variant.scores(tokens)).max())
         words += f": scores move by {size:.2g}"
     if meant:
+        raise FailureAt(words, place)
+    return f"; {words}"
+
+
+def _width_in_training(variant: Variant, tokens: Tensor) -> str:
+    """Return which line casts to 16 bits only in train mode, or raise.
+
+    One that casts to float16, whose range is small, fails.
+    """
+    with suppress(ModelRaised), Casts() as seen, Autocast() as autocast:
+        variant.run_as(TRAIN).scores(tokens)
+    if seen.first is None or autocast.inside:
+        return ""
+    place, narrow = seen.first
+    kinds = {p.dtype for p in variant.parameters if p.is_floating_point()}
+    words = (
+        f"in train mode {place} computes in {narrow} inside a "
+        f"{dtype_name(*kinds)} call; in eval mode it does not"
+    )
+    if narrow == dtype_name(torch.float16):
         raise FailureAt(words, place)
     return f"; {words}"
 
@@ -161,10 +187,15 @@ class Casts(Operations):
         kwargs = kwargs or {}
         name = getattr(func, "overloadpacket", func).__name__
         dtype = kwargs.get("dtype")
-        if name == "_to_copy" and dtype in NARROW and args[0].dtype in WIDE:
+        if name == "copy_":  # into room of another dtype
+            dtype, source = args[0].dtype, args[1].dtype
+        else:
+            source = getattr(args[0], "dtype", None) if args else None
+        casts = name in ("_to_copy", "copy_")
+        if casts and dtype in NARROW and source in WIDE:
             self.first = self.first or (find_place(name), dtype_name(dtype))
-            if self.widen:
-                kwargs = kwargs | {"dtype": args[0].dtype}
+            if self.widen and name == "_to_copy":
+                kwargs = kwargs | {"dtype": source}
         answer = func(*args, **kwargs)
         if self.count and name in self.NAMES:
             for x in (*args, answer):
