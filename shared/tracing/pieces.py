@@ -19,10 +19,11 @@ from ..running.conventions import (
     POSITIONS,
     Convention,
     Text,
+    Way,
     conventions,
     sizes_of,
 )
-from ..running.errors import FailureAt, ModelRaised, SkipCheck
+from ..running.errors import FailureAt, ModelRaised, SkipCheck, sentence
 from ..running.model.calling import MASK, describe, token_argument
 from ..running.model.inputs import CACHED, FLAG, REFUSALS, STATES
 from ..running.model.kept_state import KeptState
@@ -46,6 +47,7 @@ from .lines import Line, first_in_last_piece
 # How sure it is that a way to call a model is decoding: it is none, what is
 # surely a cache cannot be used, it is used but wrongly, it is right.
 NONE, UNUSED, WRONG, RIGHT = range(4)
+OF_DTYPES = re.compile(r"dtype|[Ff]loat|Half")  # what torch says of them
 NEAR = 1e-3  # of the spread of scores: right enough to choose a way
 
 
@@ -80,17 +82,17 @@ class Decoder:
     def _choose(self, variant: Variant) -> int:
         """Choose the way that is right, or the likeliest of those wrong."""
         self.variant, self.convention, best = variant, None, NONE
-        wrong = dict[str, Convention]()
+        wrong = dict[Way, Convention]()
         for way in self._ways(variant.model):
             grade = self._grade(way)
             if grade == WRONG:
-                wrong[way.says] = way
-            left_out = wrong.get(way.says.removesuffix(f" and {way.position}"))
+                wrong[way.way] = way
+            left_out = wrong.get(way.way.without_position())
             may_count = way.position in way.optional
             if grade == RIGHT and may_count and left_out is not None:
-                said = f", {way.position} left out; right where given"
-                way = replace(left_out, says=left_out.says + said)
-                self.convention, best = way, WRONG
+                said = replace(left_out.way, omitted=way.position)
+                self.convention = replace(left_out, way=said)
+                best = WRONG
                 break
             if grade > best:
                 self.convention, best = way, grade
@@ -108,10 +110,10 @@ class Decoder:
 
     def bind(self, model: Any) -> None:
         """Decode with another copy of the model, in the way chosen."""
-        says = self.convention.says
-        self.convention = next(
-            way for way in self._ways(model) if way.says == says
-        )
+        chosen = self.convention.way
+        offered = self._ways(model)
+        found = next(each for each in offered if each.way == chosen)
+        self.convention = replace(found, way=chosen)  # with what it omits
 
     def start_again(self) -> None:
         """Put back what the model held before its first piece."""
@@ -327,7 +329,7 @@ class Decoder:
         except ModelRaised as error:
             if maker := self.convention.without_dtype:
                 self.note += f"; not in bfloat16: {maker}() takes no dtype"
-            elif re.search(r"dtype|[Ff]loat|Half", str(error)):
+            elif OF_DTYPES.search(sentence(error.__cause__ or error)):
                 raise AssertionError(
                     f"in bfloat16 the full forward answers, and decoding "
                     f"({self.convention.says}) does not: {error}"
@@ -361,8 +363,7 @@ class Decoder:
         if chosen.position is not None or chosen.cache is None:
             return ""
         for name in chosen.optional:
-            says = f"{chosen.says} and {name}"
-            way = replace(chosen, position=name, says=says)
+            way = replace(chosen, way=replace(chosen.way, position=name))
             if self._grade(way) < WRONG:
                 continue
             self.convention = way
