@@ -83,7 +83,7 @@ class Way:
 
     @property
     def makes_room(self) -> bool:
-        """Whether setup_caches() makes room, over all of which masks go."""
+        """Whether setup_caches() makes room: a mask goes over all of it."""
         return "setup_caches" in (*self.methods, self.first.maker)
 
     @property
@@ -116,7 +116,7 @@ class Convention:
     # each call takes all of the text so far, and a later piece is one token
     whole: bool = False
     strong: bool = True  # it is for a cache, or for nothing
-    apart: bool = True  # each text has a state of its own
+    apart: bool = True  # texts do not share a state
     # the user's maker of its cache, if no dtype is given to it
     without_dtype: str = ""
 

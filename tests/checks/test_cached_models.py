@@ -23,8 +23,8 @@ from strategies import one_in
 from gpt_duet.comparison.values.decoding import diff_cache
 from gpt_duet.invariants import check_model
 from gpt_duet.running.conventions import Empty, First, Setup, Way
+from gpt_duet.running.decoding import Decoder
 from gpt_duet.running.meeting import meet
-from gpt_duet.tracing.pieces import Decoder
 
 pytestmark = [
     pytest.mark.usefixtures("one_layer"),

@@ -101,8 +101,9 @@ def test_a_diff_by_value_meets_no_check_and_no_proof():
     assert not rooms & {"invariants", "proof", "distributed", "scoring"}
 
 
-def test_the_benchmarks_measure_without_checks_and_pages():
-    met = met_by("gpt_duet.benchmarks.measure")
+@pytest.mark.parametrize("module", ["measure", "models"])
+def test_the_benchmarks_measure_without_checks_and_pages(module):
+    met = met_by(f"gpt_duet.benchmarks.{module}")
     rooms = {name.split(".")[1] for name in met if "." in name}
     walled = {"invariants", "proof", "tracing", "comparison", "cli"}
     assert not rooms & walled

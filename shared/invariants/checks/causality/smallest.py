@@ -25,7 +25,7 @@ from ....tracing.moved import influence_of
 from ....tracing.pictures import levels, text_map
 from ...leaks import Evidence, LeakFinder, Trial
 
-FEW = 8  # tokens of a long text that are changed alone, in a heavy model
+FEW = 8  # tokens of a heavy model's long text that are changed singly
 MAP = 8  # tokens in the map of a leak, where it is as short
 
 
