@@ -17,12 +17,12 @@ from .model.kept_state import KeptState
 from .model.sizes import padding_ids
 from .subject import Subject
 from .tokens import draw
+from .tolerances import SPREAD_OF_A_RIGHT_WAY
 from .variant import Variant, in_double, larger, own, precise
 
 # How sure it is that a way to call a model is decoding: it is none, what is
 # surely a cache cannot be used, it is used but wrongly, it is right.
 NONE, UNUSED, WRONG, RIGHT = range(4)
-NEAR = 1e-3  # of the spread of scores: right enough to choose a way
 
 
 class Decoder:
@@ -145,7 +145,7 @@ class Decoder:
         finally:
             self.convention = kept
         gap = (full - decoded)[:, self.scored].abs().max()
-        return RIGHT if gap <= NEAR * full.std() else WRONG
+        return RIGHT if gap <= SPREAD_OF_A_RIGHT_WAY * full.std() else WRONG
 
     def full(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the scores of the full forward."""

@@ -25,6 +25,7 @@ from ..running.errors import ModelRaised, SkipCheck, UnusableModel, places_in
 from ..running.model.calling import as_tensor, is_array
 from ..running.rounding import Inside, floor_of
 from ..running.tokens import SPLITS, draw, others, spans, splits_to_try
+from ..running.tolerances import FRESH_SCORER_BOUNDS
 from ..validation import dtype_name
 
 Text = Int[Tensor, "time"]
@@ -38,7 +39,6 @@ FEW = 8  # ids of the text that repeats itself
 LITTLE = 0.5  # of the probability, left to all candidates but a mark
 ALL = 128  # scores up to which every split is tried
 SMALL = 0.5  # seconds of the first calls up to which one thread is enough
-SLACK = 16  # bounds by which fresh scorers may part: training adds rounding
 TEXTS = (  # whose bytes are counted
     *("The cat  sat, on a mat.", "one\n\ntwo\n", "naïve café", "日本語"),
     "a 🙂 b",
@@ -304,7 +304,7 @@ def scorer_repeats(scoring: Scoring) -> str:
         (scoring.seed + 1, "with another random seed a scorer", DRAWN),
     ):
         if moved := scoring.moved(
-            scoring.scores, scoring.text, seed=seed, bounds=SLACK
+            scoring.scores, scoring.text, seed=seed, bounds=FRESH_SCORER_BOUNDS
         ):
             raise AssertionError(
                 f"{words} gives other scores {most(moved)}: {why}"

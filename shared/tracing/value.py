@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..running.places import Place, Stack
+from ..running.tolerances import MARKS_SHARE
 
-SAME_SHAPE = 1e-5  # of a size: marks of numbers that differ by a factor
 HEAD = re.compile(r"(, )?head \d+$")  # ends the name of a step of one head
 MARKS = 33  # order statistics that are kept of a value
 MASKED = -1e30  # scores below are masked, whatever stands for -inf
@@ -53,7 +53,7 @@ class Digest:
             return None
         ours, theirs = self.marks / self.size, other.marks / other.size
         for sign, marks in ((1.0, theirs), (-1.0, -theirs[::-1])):
-            if np.abs(ours - marks).max() < SAME_SHAPE:
+            if np.abs(ours - marks).max() < MARKS_SHARE:
                 return sign * other.size / self.size
         return None
 

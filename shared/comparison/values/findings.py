@@ -7,14 +7,18 @@ from operator import itemgetter
 import torch
 
 from ...running.model.calling import IN_ARRAYS
+from ...running.tolerances import (
+    FINE_UNIT,
+    FLOORS_IN_DOUBT,
+    RECORDED_UNITS,
+    UNNUDGED_UNITS,
+)
 from ...tracing.value import NAMES, Value
 from ...validation import dtype_name
 from .divergence import find_divergence
 from .flow import ALIKE, Flow
 from .layouts import largest, nearest_layout
 from .matching import (
-    ROUNDING_ALONE,
-    ROUNDING_OF_RECORDINGS,
     Matches,
     Sides,
     as_sides,
@@ -27,9 +31,7 @@ from .rows import MOVED, Row
 from .side import Side, unit_of
 from .value_diff import ValueDiff
 
-FINE = 2.0**-40  # units of rounding below hide nothing
 MOST = 0.5  # of a recording's arrays may have no counterpart
-DOUBTED = 1.5  # times what passes as rounding
 NEAREST = 5  # values that are offered where nothing is shared
 
 
@@ -116,7 +118,7 @@ def _coarse(sides: tuple[Side, Side], apart: float) -> str:
         for dtype in side.dtypes
         if torch.finfo(dtype).eps > eps
     ]
-    if apart <= ROUNDING_ALONE * eps or not coarser:
+    if apart <= UNNUDGED_UNITS * eps or not coarser:
         return ""
     _, side, dtype = max(coarser, key=itemgetter(0))
     place, single = side.dtypes[dtype]
@@ -147,7 +149,7 @@ def _notes(
     if not isinstance(right, Recording):
         return
     if isinstance(left, Recording) and not left.only_scores:
-        units = ROUNDING_OF_RECORDINGS
+        units = RECORDED_UNITS
         yield f"{units} units of rounding of {kind} pass, unmeasured"
     else:
         yield f"run in {kind}, that of {names[1]}"
@@ -201,7 +203,7 @@ def _doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
     if not scored:
         last = max(known[1], default=-1)
         doubts[1].update(v.number for v in alone[1] if v.number > last)
-    fine = scored and unit_of(left, right) < FINE
+    fine = scored and unit_of(left, right) < FINE_UNIT
     if right.only_scores or fine:
         return doubts
     arrays = _countable(right)
@@ -227,7 +229,7 @@ def _doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
             continue
         factor = float((value * mine).sum() / mine.square().sum())
         rest = largest(value - factor * mine)
-        if not rest <= DOUBTED * matches.tolerance.get(n, 0.0):
+        if not rest <= FLOORS_IN_DOUBT * matches.tolerance.get(n, 0.0):
             doubts[0].add(n)
             doubts[1].add(r)
     return doubts

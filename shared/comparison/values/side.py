@@ -16,6 +16,7 @@ from ...running.places import code_of
 from ...running.ranks import local, local_gradient
 from ...running.rounding import nudge
 from ...running.subject import Subject
+from ...running.tolerances import NORMALISED_NATS
 from ...running.variant import Variant, own, precise
 from ...tracing.recorder import Recorder
 from ...tracing.value import FEWEST, number_layers, plain
@@ -138,7 +139,7 @@ class Side:
             )
         # the scores, and their log-softmax: the same if they are normalised
         self.last = self.normalised = last
-        says_log_probs = scores.double().logsumexp(-1).abs() < 1e-4
+        says_log_probs = scores.double().logsumexp(-1).abs() < NORMALISED_NATS
         if not says_log_probs.all():
             place = recorder.values[last].place
             place = replace(place, op="log_softmax", inside="taken here")
