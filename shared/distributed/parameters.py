@@ -20,7 +20,7 @@ from ..running.tolerances import (
 from ..tracing.value import plain
 from .placing import Whole, find, on_all_ranks
 
-MOST = 0.5  # of a rank's parameters that are the left's: it has its own
+UNLOADED_SHARE = 0.5  # of a rank's parameters: with more it has its own
 THIRDS = ("qkv", "c_attn", "query_key_value", "in_proj", "wqkv")
 SHIFT = 0.1  # of what is drawn in place of zeros or ones
 DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
@@ -65,7 +65,7 @@ def put_weights(
 
     other = [n for n in pieces if not piece_of(n).equal(theirs[n])]
     free = [name for name in theirs if name not in pieces]
-    loaded = len(other) < MOST * len(pieces)
+    loaded = len(other) < UNLOADED_SHARE * len(pieces)
     shapes = [f"{name} {(*theirs[name].shape,)}" for name in free]
     of_all = ranks.gather([loaded, ", ".join(shapes)])
     if all(loaded for loaded, _ in of_all):

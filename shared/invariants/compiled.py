@@ -43,7 +43,7 @@ from ..validation import dtype_name
 from .leaks import LeakFinder, Trial
 
 TILE = 128  # of FlexAttention's blocks, and of most kernels
-MOST = 1 << 26  # pairs of a mask: of a larger one the first row and head
+MASK_PAIRS = 1 << 26  # of a larger mask the first row and head
 SHORT = 5  # tokens of the text that shows whether there are masks
 WHOLE = 1 << 29  # a block this large is what torch puts for no mask
 
@@ -136,9 +136,8 @@ def _compare(written: Variant, time: int) -> str:
         replace(COMPILED, training=case.training, grad=case.grad, own=case.own)
     )
     expected, scores = written.scores(tokens), compiled.scores(tokens)
-    bound = floor(expected) + MEASURED_NOISES * _rounding(
-        written, tokens, expected
-    )
+    noise = _rounding(written, tokens, expected)
+    bound = floor(expected) + MEASURED_NOISES * noise
     apart, dtype = gaps(scores, expected), dtype_name(scores.dtype)
     if not float(apart.max()) <= bound:
         row, at = divmod(int(apart.argmax()), time)
@@ -246,7 +245,7 @@ def _untrue(
     """Return how a mask's lists contradict its mask_mod, if they do."""
     *_, high, wide, mask_mod = blocks
     rows, heads, tall, long = *query.shape[:2], query.size(2), key.size(2)
-    if rows * heads * tall * long > MOST:
+    if rows * heads * tall * long > MASK_PAIRS:
         rows = heads = 1
     flex: Any = sys.modules[FLEX]
     shown = flex.create_mask(mask_mod, rows, heads, tall, long, query.device)

@@ -375,18 +375,18 @@ MAKES = re.compile(rf"(init|initial|make|new|create|empty|get){WORD}")
 SETUP = re.compile(rf"(setup|set|init|enable|allocate|build|make){WORD}")
 RESET = re.compile(rf"(reset|clear|empty|flush){WORD}")
 # Sizes that a cache is made with, by the names of arguments and attributes.
-SIZES = (
+SIZE_NAMES = (
     ("n_kv_head", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
     ("n_head", "n_heads", "num_heads", "heads", "num_attention_heads"),
     ("n_layer", "n_layers", "num_layers", "layers", "num_hidden_layers"),
     ("n_embd", "d_model", "dim", "emb_dim", "hidden_size", "embed_dim"),
 )
-ROWS = ("batch", "batch_size", "max_batch_size", "bsz", "rows")
-LENGTHS = (
+ROW_NAMES = ("batch", "batch_size", "max_batch_size", "bsz", "rows")
+LENGTH_NAMES = (
     *("length", "seq_len", "max_seq_len", "max_seq_length", "max_length"),
     *("max_seqlen", "decoder_max_seq_len"),
 )
-WIDTHS = ("size", "head_dim", "head_size", "d_head", "d_k", "dim_head")
+WIDTH_NAMES = ("size", "head_dim", "head_size", "d_head", "d_k", "dim_head")
 
 
 @dataclass
@@ -432,7 +432,7 @@ def makers_of(model: Any) -> dict[str, Any]:
 
 def layers_of(model: Any) -> int:
     """Return how many layers a model has: as it says, or its longest list."""
-    said = declared(model, SIZES[2])
+    said = declared(model, SIZE_NAMES[2])
     modules = model.modules() if isinstance(model, nn.Module) else ()
     lists = [len(m) for m in modules if isinstance(m, nn.ModuleList)]
     return said.value if said else max(lists, default=1)
@@ -446,22 +446,23 @@ def fill(function: Any, subject: Subject, model: Any, rows: int) -> Any:
     """
     weights: Any = getattr(model, "parameters", list)()
     weight = next(iter(weights), torch.empty(0))
-    known: dict[str, Any] = dict.fromkeys(ROWS, rows)
-    known |= dict.fromkeys(LENGTHS, subject.block_size)
+    known: dict[str, Any] = dict.fromkeys(ROW_NAMES, rows)
+    known |= dict.fromkeys(LENGTH_NAMES, subject.block_size)
     known |= {"dtype": weight.dtype, "device": weight.device}
-    known |= dict.fromkeys(SIZES[2], layers_of(model)) | {"model": model}
+    known |= dict.fromkeys(SIZE_NAMES[2], layers_of(model)) | {"model": model}
     known |= {c: getattr(model, c) for c in CONFIGS if hasattr(model, c)}
-    if heads := declared(model, SIZES[1]):
-        pairs = declared(model, SIZES[0]) or heads
-        known |= dict.fromkeys((*SIZES[0], *SIZES[1]), pairs.value)
-        if width := declared(model, SIZES[3]):
-            known |= dict.fromkeys(WIDTHS, width.value // heads.value)
-        if own := declared(model, WIDTHS[1:]):
-            known |= dict.fromkeys(WIDTHS, own.value)
+    if heads := declared(model, SIZE_NAMES[1]):
+        pairs = declared(model, SIZE_NAMES[0]) or heads
+        known |= dict.fromkeys((*SIZE_NAMES[0], *SIZE_NAMES[1]), pairs.value)
+        if width := declared(model, SIZE_NAMES[3]):
+            known |= dict.fromkeys(WIDTH_NAMES, width.value // heads.value)
+        if own := declared(model, WIDTH_NAMES[1:]):
+            known |= dict.fromkeys(WIDTH_NAMES, own.value)
     given = {}
     for name, p in inspect.signature(function).parameters.items():
         if name in known and (
-            p.default is p.empty or name in (*ROWS, *LENGTHS, "dtype")
+            p.default is p.empty
+            or name in (*ROW_NAMES, *LENGTH_NAMES, "dtype")
         ):
             given[name] = known[name]
         elif p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD:

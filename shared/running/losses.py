@@ -83,9 +83,8 @@ def added_to(
                 v - m - share * (every - m)
                 for v, m in zip(values, means, strict=True)
             ]
-            same = max(terms) - min(terms) <= TERM_SHARE_OF_THREE * abs(
-                values[0]
-            )
+            near = TERM_SHARE_OF_THREE * abs(values[0])
+            same = max(terms) - min(terms) <= near
             # a loss that is scaled down is less than the smoothed one
             if same and 0 < share < MOST_SMOOTHED and terms[0] > 0:
                 return {shift}, terms[0], share

@@ -473,7 +473,7 @@ def _find_reader(
 # --- Lengths and rows --------------------------------------------------------
 
 # a model that accepts these lengths and the longest takes all
-FEW = (1, 2, 3, 7)
+PROBED_TOKENS = (1, 2, 3, 7)
 MANY_ROWS = 64  # as many as the checks give at once, but for a few
 
 
@@ -485,7 +485,7 @@ def find_lengths(
     One is known; none over the longest is tried.
     """
     accepts = cache(accepts)
-    if all(accepts(t) for t in (*FEW, longest) if t <= longest):
+    if all(accepts(t) for t in (*PROBED_TOKENS, longest) if t <= longest):
         return Lengths(1, 1, longest)
     powers = [1 << k for k in range(5, longest.bit_length())]
     for some in (range(1, min(SHORT, longest) + 1), powers, [known]):

@@ -35,7 +35,7 @@ K = TypeVar("K")
 
 LN_2 = math.log(2)
 LENGTH = 64  # of the longest text, by default
-FEW = 8  # ids of the text that repeats itself
+REPEATED_IDS = 8  # ids of the text that repeats itself
 LITTLE = 0.5  # of the probability, left to all candidates but a mark
 ALL = 128  # scores up to which every split is tried
 SMALL = 0.5  # seconds of the first calls up to which one thread is enough
@@ -220,7 +220,8 @@ class Scoring(Scorer):
         self.ids = torch.tensor(sorted(ids))
         self.generator = torch.Generator().manual_seed(self.seed)
         self.text, self.other = self._draw(time), self._draw(time)
-        self.repeating = self._draw(max(2, time // 4), FEW).repeat(5)[:time]
+        repeated = self._draw(max(2, time // 4), REPEATED_IDS)
+        self.repeating = repeated.repeat(5)[:time]
         for text in (self.text, self.other, self.repeating):
             for at, token in self.fixed.items():
                 text[at] = token

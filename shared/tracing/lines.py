@@ -20,8 +20,8 @@ from ..running.operations import UNSET, Operations, below_autograd, tensors_in
 from ..running.places import Place, code_of, find_call, layers_of, names_of
 from ..running.tolerances import FLOAT32_SHARE, INSIDE_EXPONENT
 
-FEWEST = 4  # numbers that a value is known by
-MOST = 2**27  # numbers that are kept of a run: the lines behind are not seen
+FEWEST_NUMBERS = 4  # numbers that a value is known by
+NUMBERS_OF_A_RUN = 2**27  # that are kept: later lines are not compared
 
 Run = Callable[[], object]
 
@@ -106,7 +106,7 @@ def _first_line(
     def keep(key: Hashable, place: Place, value: Tensor) -> None:
         nonlocal count
         found = part(value)
-        if found is not None and found.numel() and count <= MOST:
+        if found is not None and found.numel() and count <= NUMBERS_OF_A_RUN:
             kept[key] = place, found.detach().clone()
             alone[key] = kept[key][1]
             count += found.numel()
@@ -208,7 +208,8 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
     if one.is_complex() or other.is_complex():
         return False
     numbers = one.double().unique()
-    return len(numbers) >= FEWEST and numbers.equal(other.double().unique())
+    same = numbers.equal(other.double().unique())
+    return same and len(numbers) >= FEWEST_NUMBERS
 
 
 class _Lines(Operations):

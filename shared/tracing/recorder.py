@@ -202,9 +202,8 @@ class Recorder(Operations):
         for number in inputs:
             before = self.values[number].digest
             if number in self.steps and not place.inside:
-                own_step |= (
-                    found.distance(before) <= FLOAT32_SHARE * found.size
-                )
+                near = FLOAT32_SHARE * found.size
+                own_step |= found.distance(before) <= near
             elif found.is_copy(before):
                 return number
         self.values.append(

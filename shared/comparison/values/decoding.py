@@ -16,7 +16,7 @@ from ...tracing.lines import Line
 from ...tracing.pieces import CacheComparison
 from .given import DRAWN, Model, as_tokens, fitting, subject_of
 
-ROWS = 2  # of drawn tokens: a cache may mix its rows up
+DRAWN_ROWS = 2  # of drawn tokens: a cache may mix its rows up
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,10 @@ def diff_cache(
     given = None if tokens is None else as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
     subject = subject_of(
-        model, (ROWS, length), vocab_size, at=None, cache=cache
+        model, (DRAWN_ROWS, length), vocab_size, at=None, cache=cache
     ).with_room()
-    given = fitting(
-        given, subject.block_size, subject.vocab_size, subject.fit_rows(ROWS)
-    )
+    rows = subject.fit_rows(DRAWN_ROWS)
+    given = fitting(given, subject.block_size, subject.vocab_size, rows)
     if given.size(1) < 2:
         raise ValueError("decoding takes at least 2 tokens, got 1")
     try:

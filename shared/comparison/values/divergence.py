@@ -12,7 +12,7 @@ from torch import Tensor
 from ...running.places import Place
 from ...running.tolerances import MARKS_SHARE, ROOT_SHARE
 from ...tracing.value import HEAD, Value
-from .flow import ALIKE, STARTS, Flow
+from .flow import LIKENESS_SHARE, STARTS, Flow
 from .layouts import difference, nearest_layout
 from .matching import Matches
 from .rows import Divergence
@@ -20,8 +20,8 @@ from .side import Side
 
 FAR = 2.0  # of a value's size: two so far apart have nothing in common
 MOST_HEADS, MOST_MARKS = 128, 256  # of a value that repeats heads
-WIDE = 96  # values of the left that are looked at beside a recording
-FEW = 8  # the same beside statistics, where all are of one size
+VALUES_FOR_A_RECORDING = 96  # of the left that are compared with an array
+VALUES_FOR_STATISTICS = 8  # the same of statistics: all are of one size
 MEASURED = 4  # values of the left that are measured against one of the right
 
 
@@ -269,7 +269,8 @@ def _chains(
     before = min(ours.made_of(chain[0]) for chain in left)
     right = [theirs.same_call(v) for v in theirs.starts(before)]
     if theirs.recorded:  # few arrays: a later value may be one's counterpart
-        most = WIDE if sides[1].reduce is None else FEW
+        whole = sides[1].reduce is None
+        most = VALUES_FOR_A_RECORDING if whole else VALUES_FOR_STATISTICS
         left = [ours.open[:most] or left[0]]
     return left, right
 
@@ -391,7 +392,7 @@ def _comparable(
             like += [
                 f
                 for i, f in enumerate(near)
-                if (i == 0 and f.apart <= ALIKE * f.ours.digest.size)
+                if (i == 0 and f.apart <= LIKENESS_SHARE * f.ours.digest.size)
                 or f.ours.digest.scale_of(theirs.digest) is not None
             ]
         if not like:

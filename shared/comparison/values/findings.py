@@ -16,7 +16,7 @@ from ...running.tolerances import (
 from ...tracing.value import NAMES, Value
 from ...validation import dtype_name
 from .divergence import find_divergence
-from .flow import ALIKE, Flow
+from .flow import LIKENESS_SHARE, Flow
 from .layouts import largest, nearest_layout
 from .matching import (
     Matches,
@@ -31,7 +31,7 @@ from .rows import MOVED, Row
 from .side import Side, unit_of
 from .value_diff import ValueDiff
 
-MOST = 0.5  # of a recording's arrays may have no counterpart
+OPEN_SHARE = 0.5  # of a recording's arrays may have no counterpart
 NEAREST = 5  # values that are offered where nothing is shared
 
 
@@ -207,7 +207,8 @@ def _doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
     if right.only_scores or fine:
         return doubts
     arrays = _countable(right)
-    if arrays[0].place.recorded and len(alone[1]) > MOST * len(arrays):
+    most = OPEN_SHARE * len(arrays)
+    if arrays[0].place.recorded and len(alone[1]) > most:
         doubts[1].update(v.number for v in alone[1])
     ours, theirs = ({v.number for v in values} for values in alone)
     lines = [  # without a counterpart, though one line computes them
@@ -224,7 +225,8 @@ def _doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
         mine = kept[0][n]
         value, gap = nearest_layout(kept[1][r], mine, 0.0)
         inside = left.values[n].place.inside or right.values[r].place.inside
-        like = gap <= ALIKE * left.values[n].digest.size and not inside
+        near = gap <= LIKENESS_SHARE * left.values[n].digest.size
+        like = near and not inside
         if not like and (n, r) not in lines:
             continue
         factor = float((value * mine).sum() / mine.square().sum())

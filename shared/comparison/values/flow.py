@@ -12,7 +12,7 @@ from .rows import NOWHERE
 from .side import Side
 
 AHEAD = 24  # values of a call that are looked at for the nearest
-ALIKE = 0.25  # of a value's size: two so close stand for the same thing
+LIKENESS_SHARE = 0.25  # of a value's size: two as close are one thing
 STARTS = 3  # open lines that are looked at on each side, and shown
 
 SUMS = {"+", "+="}
@@ -255,7 +255,7 @@ def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
     return not ours.trivial and any(
         theirs.constant
         and not theirs.digest.trivial
-        and ours.distance(theirs.digest) <= ALIKE * ours.size
+        and ours.distance(theirs.digest) <= LIKENESS_SHARE * ours.size
         for theirs in others
     )
 

@@ -19,7 +19,7 @@ from ...running.subject import Subject
 from ...running.tolerances import NORMALISED_NATS
 from ...running.variant import Variant, own, precise
 from ...tracing.recorder import Recorder
-from ...tracing.value import FEWEST, number_layers, plain
+from ...tracing.value import FEWEST_DIFFERENT_NUMBERS, number_layers, plain
 
 NUMBERS_AT_ONCE = 2**22
 Reduce = Callable[[Tensor], Tensor]
@@ -341,6 +341,6 @@ def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
             bound = 8 * MARKS * (2**64 // len(hashed)) - 2**63
             lowest = hashed[hashed < min(bound, 2**63 - 1)]
             marks = torch.cat([marks, lowest]).unique()[:MARKS]
-        if len(marks) >= FEWEST:
+        if len(marks) >= FEWEST_DIFFERENT_NUMBERS:
             kind = torch.float32 if once else torch.float64
             yield frozenset(marks.tolist()), torch.finfo(kind).eps

@@ -25,8 +25,8 @@ from ....tracing.moved import influence_of
 from ....tracing.pictures import levels, text_map
 from ...leaks import Evidence, LeakFinder, Trial
 
-FEW = 8  # tokens of a heavy model's long text that are changed singly
-MAP = 8  # tokens in the map of a leak, where it is as short
+TOKENS_CHANGED = 8  # of a heavy model's long text, one at a time
+MAP_TOKENS = 8  # in the map of a leak, where its text is as short
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _of_one_token(
     time = base.numel()
     splits = list(range(first, time))
     if variant.subject.heavy and time > SHORT:
-        splits = splits[:FEW]
+        splits = splits[:TOKENS_CHANGED]
     rows = base.repeat(len(splits), 1)
     other = rows.clone()
     other[range(len(splits)), splits] = changed[splits]
@@ -208,7 +208,7 @@ def _map(
 ) -> Float[Tensor, "length length"]:
     """Return the influence matrix, of eight tokens if they leak as well."""
     subject = variant.subject
-    more = max(0, subject.lengths.fit(MAP) - ids.numel())
+    more = max(0, subject.lengths.fit(MAP_TOKENS) - ids.numel())
     rest = draw(subject.vocab_size, 1, more, subject.generator())[0]
     longer, short = (
         influence_of(variant, tokens)
