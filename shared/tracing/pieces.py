@@ -94,9 +94,10 @@ class CacheComparison:
             decoder.bind(half.model)
             decoder.in_pieces(tokens, [1] * time)
         except ModelRaised as error:
+            cause = error.__cause__ or error
             if maker := decoder.convention.without_dtype:
                 self.note += f"; not in bfloat16: {maker}() takes no dtype"
-            elif OF_DTYPES.search(sentence(error.__cause__ or error)):
+            elif OF_DTYPES.search(sentence(cause)):
                 raise AssertionError(
                     f"in bfloat16 the full forward answers, and decoding "
                     f"({decoder.convention.says}) does not: {error}"
