@@ -16,10 +16,10 @@ from gpt_duet.agreement import (
 )
 from gpt_duet.protocol import load_style
 from gpt_duet.running.conventions import Text
+from gpt_duet.running.decoding import Decoder
 from gpt_duet.running.errors import OtherVocabulary, UnknownSize
 from gpt_duet.running.meeting import meet
 from gpt_duet.targets import load_target
-from gpt_duet.tracing.pieces import Decoder
 from gpt_duet.validation import dtype_name
 
 from .candidates import Candidate

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .config import GPTConfig
 from .protocol import Style
+from .running.tolerances import STYLE_NATS, STYLE_NATS_IN_FLOAT64
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
@@ -48,13 +49,13 @@ def rounding_bound(
 ) -> float:
     """Return the difference in log-probabilities that rounding explains.
 
-    In float64 1e-12. Below it, twice the error of the model's log_probs
-    against those of its float64 copy, once for each of two models, plus
-    1e-6. That copy runs on the CPU, where float64 is always to be had.
+    In float64 it is a constant. Below, it is twice the error of the model's
+    log_probs against those of its float64 copy, once for each of two models,
+    and a constant more. The copy runs on the CPU: each one has float64.
     """
     if log_probs.dtype == torch.float64:
-        return 1e-12
+        return STYLE_NATS_IN_FLOAT64
     exact = copy.deepcopy(model).eval().to("cpu", torch.float64)
     with torch.inference_mode():
         error = largest_difference(log_probs, exact.log_probs(tokens.cpu()))
-    return 2 * error + 1e-6
+    return 2 * error + STYLE_NATS

@@ -11,15 +11,18 @@ from torch import Tensor, nn
 
 from ..comparison.values.layouts import largest
 from ..comparison.values.side import Side, unit_of
-from ..comparison.values.weights import UNITS
 from ..running.ranks import Ranks, local, on_any
+from ..running.tolerances import (
+    GRADIENT_FLOOR_SHARE,
+    GRADIENT_UNIT_AT_MOST,
+    GRADIENT_UNITS,
+)
 from ..tracing.value import plain
 from .placing import Whole, find, on_all_ranks
 
-MOST = 0.5  # of a rank's parameters that are the left's: it has its own
+UNLOADED_SHARE = 0.5  # of a rank's parameters: with more it has its own
 THIRDS = ("qkv", "c_attn", "query_key_value", "in_proj", "wqkv")
 SHIFT = 0.1  # of what is drawn in place of zeros or ones
-FLOOR = 1e-3  # of the largest gradient: that of a key's bias is rounding alone
 DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
 
 # Each parameter of a rank is a piece of one of the left's. By its name: the
@@ -62,7 +65,7 @@ def put_weights(
 
     other = [n for n in pieces if not piece_of(n).equal(theirs[n])]
     free = [name for name in theirs if name not in pieces]
-    loaded = len(other) < MOST * len(pieces)
+    loaded = len(other) < UNLOADED_SHARE * len(pieces)
     shapes = [f"{name} {(*theirs[name].shape,)}" for name in free]
     of_all = ranks.gather([loaded, ", ".join(shapes)])
     if all(loaded for loaded, _ in of_all):
@@ -197,8 +200,11 @@ def compare_gradients(run: Run) -> dict[str, Any]:
     pieces = {n: piece for n, piece in run.pieces.items() if piece[0] in ours}
     if on_any(bool(pieces) and not theirs):
         return {}  # a schedule runs the backward pass itself
-    unit = UNITS * min(unit_of(run.left, run.right), 2.0**-16)
-    floor = FLOOR * max(map(largest, ours.values()), default=0.0)
+    unit = min(unit_of(run.left, run.right), GRADIENT_UNIT_AT_MOST)
+    unit *= GRADIENT_UNITS
+    floor = GRADIENT_FLOOR_SHARE * max(
+        map(largest, ours.values()), default=0.0
+    )
     wanted, words = dict[str, Tensor](), dict[str, str]()
     own = dict[str, tuple[str, Tensor | None]]()
     for name in dict.fromkeys([*theirs, *sorted(pieces)]):

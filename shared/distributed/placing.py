@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..comparison.values.layouts import largest, nearest_layout
 from ..running.ranks import Ranks
+from ..running.tolerances import PLACED_UNITS, PLACED_UNITS_OF_FLOAT64
 
-UNITS = 2**9  # of rounding: sums in another order are that far apart
-FINER = 2**16  # the same in float64, in which no fault is so small
 OTHER = "another order"
 PROBES = 16  # numbers of a tensor that are looked for first
 
@@ -70,7 +69,7 @@ class Whole:
     def __post_init__(self):
         self.shape = tuple(self.tensor.shape)
         fine = self.eps == torch.finfo(torch.float64).eps
-        units = FINER if fine else UNITS
+        units = PLACED_UNITS_OF_FLOAT64 if fine else PLACED_UNITS
         self.near = units * self.eps * largest(self.tensor)
         flat = self.tensor.flatten().numpy()
         self.order = np.argsort(flat, kind="stable")

@@ -36,15 +36,14 @@ from ..running.places import find_place
 from ..running.rounding import floor, gaps
 from ..running.subject import Subject
 from ..running.tokens import others, spans
+from ..running.tolerances import MEASURED_NOISES, SPREAD_OF_ANOTHER_PROGRAM
 from ..running.variant import Copy, Variant, own, precise
 from ..running.ways import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
 from ..validation import dtype_name
 from .leaks import LeakFinder, Trial
 
 TILE = 128  # of FlexAttention's blocks, and of most kernels
-WORSE = 8  # times the rounding of the written program
-APART = 1e-2  # share of the deviation of scores, where float64 cannot run
-MOST = 1 << 26  # pairs of a mask: of a larger one the first row and head
+MASK_PAIRS = 1 << 26  # of a larger mask the first row and head
 SHORT = 5  # tokens of the text that shows whether there are masks
 WHOLE = 1 << 29  # a block this large is what torch puts for no mask
 
@@ -137,7 +136,8 @@ def _compare(written: Variant, time: int) -> str:
         replace(COMPILED, training=case.training, grad=case.grad, own=case.own)
     )
     expected, scores = written.scores(tokens), compiled.scores(tokens)
-    bound = floor(expected) + WORSE * _rounding(written, tokens, expected)
+    noise = _rounding(written, tokens, expected)
+    bound = floor(expected) + MEASURED_NOISES * noise
     apart, dtype = gaps(scores, expected), dtype_name(scores.dtype)
     if not float(apart.max()) <= bound:
         row, at = divmod(int(apart.argmax()), time)
@@ -176,7 +176,7 @@ def _rounding(
         exact = precise(written.subject).run_as(written.case).scores(tokens)
         if exact.dtype == torch.float64:
             return float(gaps(scores.double(), exact).max())
-    return APART / WORSE * float(scores.std())
+    return SPREAD_OF_ANOTHER_PROGRAM / MEASURED_NOISES * float(scores.std())
 
 
 def require_true_blocks(subject: Subject) -> str:
@@ -245,7 +245,7 @@ def _untrue(
     """Return how a mask's lists contradict its mask_mod, if they do."""
     *_, high, wide, mask_mod = blocks
     rows, heads, tall, long = *query.shape[:2], query.size(2), key.size(2)
-    if rows * heads * tall * long > MOST:
+    if rows * heads * tall * long > MASK_PAIRS:
         rows = heads = 1
     flex: Any = sys.modules[FLEX]
     shown = flex.create_mask(mask_mod, rows, heads, tall, long, query.device)

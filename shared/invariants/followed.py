@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..proof.proof import Proof
 from ..proof.prover import Prover
+from ..running.decoding import Decoder
 from ..running.errors import ModelRaised
 from ..running.model.building import Model
 from ..running.model.inputs import CACHES
 from ..running.subject import Subject
 from ..running.ways import BETWEEN, Case, Tokens
-from ..tracing.pieces import Decoder
 
 HOW = "in two pieces with a cache"
 

@@ -99,8 +99,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Leak:
-    """A confirmed one: in this row the position sees what follows it."""
+class Evidence:
+    """A confirmed leak: in this row the position sees what follows it."""
 
     trial: Trial
     row: int
@@ -121,7 +121,7 @@ class LeakFinder:
         # the splits that were tried, by label and length
         self.tried: dict[str, dict[int, set[int]]] = {}
 
-    def find(self, trial: Trial) -> Leak | None:
+    def find(self, trial: Trial) -> Evidence | None:
         """Return a leak that a trial shows, or None."""
         variant = trial.variant
         for moved in moves(variant, trial.base, trial.changed):
@@ -146,7 +146,9 @@ class LeakFinder:
                     return leak
         return None
 
-    def _confirm(self, trial: Trial, row: int, noise: float) -> Leak | None:
+    def _confirm(
+        self, trial: Trial, row: int, noise: float
+    ) -> Evidence | None:
         """Change the one row alone, and ask whether it is more than noise."""
         variant = trial.variant
         training = variant.case.training
@@ -178,7 +180,7 @@ class LeakFinder:
         if not is_real(variant.model, lambda: difference()[position], noise):
             return None
         at, dtype = int(scope[position]), dtype_name(delta.dtype)
-        return Leak(trial, row, at, size, noise, dtype)
+        return Evidence(trial, row, at, size, noise, dtype)
 
 
 def _same_draws(trial: Trial) -> bool:
@@ -336,16 +338,17 @@ class _Texts:
         if not half:
             return
         variant = copy_for(subject, DOUBLE)
-        for name in ("each id at the end", "each id before"):
+        for before in (False, True):
             ids = torch.randperm(vocab, generator=generator)[:count]
             base = draw(vocab, 1, time, generator).repeat(count, 1)
             changed = base.clone()
             changed[:, half:] = ids.unsqueeze(1)
-            if name.endswith("before"):
+            if before:
                 rest = others(base[:, half:], vocab, generator)
                 changed[:, half:] = rest
                 base[:, half - 1] = changed[:, half - 1] = ids
             splits = [half] * count
+            name = "each id before" if before else "each id at the end"
             yield Trial(variant, base, changed, splits, name, AFTER)
 
     def past_buffers(self) -> Iterator[Trial]:

@@ -18,6 +18,10 @@ from ..running.places import Place, place_of_code
 from ..running.ranks import current, on_any
 from ..running.rounding import minus
 from ..running.subject import Subject
+from ..running.tolerances import (
+    SPREAD_OF_ANOTHER_PROGRAM,
+    SPREAD_OF_ANOTHER_PROGRAM_IN_16_BITS,
+)
 from ..running.variant import Copy, Variant, copy_for, precise
 from ..running.ways import (
     AUTOCAST,
@@ -69,8 +73,6 @@ LONG_CONTROL = 64  # at most, of a second one
 FEWER = 3  # of a heavy model
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
-# of the deviation of scores: another program, no rounding; in 16 bits
-APART, APART_COARSE = 1e-2, 0.3
 SHARES = (1 / 2, 4 / 5)  # of the time left, for proofs; a heavy model's
 
 
@@ -500,7 +502,9 @@ class Prover:
         apart = minus(scores, before).abs().amax(-1)
         most = float(apart.masked_fill(~where, 0.0).max())
         coarse = case == AUTOCAST or scores.element_size() < 4
-        share = APART_COARSE if coarse else APART
+        share = SPREAD_OF_ANOTHER_PROGRAM
+        if coarse:
+            share = SPREAD_OF_ANOTHER_PROGRAM_IN_16_BITS
         # NaN is the matter of check_finite
         if not most > share * float(before[shown].std()):
             return ""

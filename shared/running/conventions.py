@@ -6,9 +6,10 @@ on the piece before; whether the scores are right is the check's own matter.
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from itertools import product
 from typing import Any
@@ -25,21 +26,97 @@ from .subject import Subject
 POSITIONS = ("cache_position", "position_ids", "positions")
 
 
+class Setup(Enum):
+    """Where a cache is, and who calls the model with it."""
+
+    INSIDE = "kept in the model"
+    ARGUMENT = "an argument of the model's call"
+    STEP = "an argument of the user's step(model, tokens, cache)"
+    DECODE = "init_cache and decode"
+    WITH_CACHE = "init_cache and decode of with_cache()"
+
+
+class Empty(Enum):
+    """What an argument takes as the cache of a first piece, in words."""
+
+    LEFT_OUT = ""
+    CALL = "={}()"  # what a maker returns
+    CALLS = "=[{}(), ...]"  # one of a maker for each layer
+    NONES = "=[None, ...]"  # for each layer
+    LIST = "=[]"
+    DICT = "={{}}"
+
+    @property
+    def guessed(self) -> bool:
+        """Whether nothing in the model names it."""
+        return self not in (Empty.LEFT_OUT, Empty.CALL)
+
+
+@dataclass(frozen=True)
+class First:
+    """The cache of a first piece: its kind, and the name of what makes it."""
+
+    empty: Empty
+    maker: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What tells one way to decode from the others of a model.
+
+    Ways are compared as records; only `says` has words.
+    """
+
+    setup: Setup = Setup.INSIDE
+    cache: str | None = None  # the argument that takes it
+    first: First = First(Empty.LEFT_OUT)
+    methods: tuple[str, ...] = ()  # called before a text: resets, then setups
+    step: str = ""  # the call of the user's step
+    flags: tuple[str, ...] = ()  # arguments that are True at each call
+    position: str | None = None  # the argument that says where a piece starts
+    # a position that may be given as well: right where it is, wrong if not
+    omitted: str | None = field(default=None, compare=False)
+
+    def without_position(self) -> "Way":
+        """Return the way in which the model counts positions itself."""
+        return replace(self, position=None)
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether setup_caches() makes room: a mask goes over all of it."""
+        return "setup_caches" in (*self.methods, self.first.maker)
+
+    @property
+    def says(self) -> str:
+        """The words of a report."""
+        if self.setup is Setup.ARGUMENT:
+            words = self.first.empty.value.format(self.first.maker)
+            parts = [f"{self.cache}{words}"]
+        elif self.setup is Setup.STEP:
+            parts = [self.step]
+        elif self.setup is Setup.INSIDE:
+            parts = [f"{name}()" for name in self.methods]
+        else:
+            parts = [self.setup.value]
+        said = " and ".join([*parts, *(f"{f}=True" for f in self.flags)])
+        if self.omitted is not None:
+            said += f", {self.omitted} left out; right where given"
+        at = [] if self.position is None else [self.position]
+        return " and ".join(filter(None, [said, *at]))
+
+
 @dataclass
 class Convention:
     """One way to call a model piece by piece."""
 
     subject: Subject
-    says: str  # in a report
+    way: Way
     begin: Callable[[int], Any]  # return an empty cache for so many rows
     function: Callable[..., Any]  # takes the pieces
-    cache: str | None = None  # the argument that takes it; None: inside
-    position: str | None = None  # the argument that says where a piece starts
-    flags: dict[str, Any] = field(default_factory=dict)
     # each call takes all of the text so far, and a later piece is one token
     whole: bool = False
     strong: bool = True  # it is for a cache, or for nothing
-    apart: bool = True  # each text has a state of its own
+    apart: bool = True  # texts do not share a state
     # the user's maker of its cache, if no dtype is given to it
     without_dtype: str = ""
 
@@ -57,6 +134,26 @@ class Convention:
             compared=False,
             shifts=False,
         )
+
+    @property
+    def says(self) -> str:
+        """The words of a report."""
+        return self.way.says
+
+    @property
+    def cache(self) -> str | None:
+        """The argument that takes the cache; None: it is inside."""
+        return self.way.cache
+
+    @property
+    def position(self) -> str | None:
+        """The argument that says where a piece starts."""
+        return self.way.position
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The arguments that ask for a cache, with their values."""
+        return dict.fromkeys(self.way.flags, True)
 
     @property
     def optional(self) -> list[str]:
@@ -88,7 +185,7 @@ class Text:
             if way.position == "position_ids":
                 at = at.expand(len(tokens), -1).clone()
             given[way.position] = at
-        if "mask" in way.arguments and "setup_caches()" in way.says:
+        if "mask" in way.arguments and way.way.makes_room:
             # a mask over all the room that was made
             room = torch.arange(way.subject.block_size, device=tokens.device)
             seen = room <= room[start : self.seen.size(1)].unsqueeze(1)
@@ -144,10 +241,12 @@ def conventions(
         {n: m for n, m in methods.items() if pattern.fullmatch(n)}
         for pattern in (RESET, SETUP)
     )
-    own = Convention(subject, "", lambda rows: None, model, apart=not resets)
-    flags = {n: True for n in own.arguments if FLAG.fullmatch(n)}
+    own = Convention(
+        subject, Way(), lambda rows: None, model, apart=not resets
+    )
+    flags = tuple(n for n in own.arguments if FLAG.fullmatch(n))
     if "return_intermediates" in flags:
-        flags = {"return_intermediates": True}
+        flags = ("return_intermediates",)
     starts = [n for n in STARTS if n in own.arguments]
     # positions that a model with a cache may also count itself
     positions = [*starts, None, *(n for n in POSITIONS if n in own.arguments)]
@@ -165,13 +264,17 @@ def conventions(
             yield replace(  # step(model, tokens, cache), None at first
                 own,
                 function=partial(user, model),
-                cache=of_step[0],
-                says=f"{title}({', '.join(taken)})",
+                way=Way(
+                    Setup.STEP,
+                    of_step[0],
+                    step=f"{title}({', '.join(taken)})",
+                ),
             )
         else:
             named = [name for name, _ in caches]
             named = named or [n for n in own.arguments if CACHED.search(n)]
-            caches = [(n, {f"={title}()": user}) for n in named] + caches
+            made = First(Empty.CALL, title)
+            caches = [(n, {made: user}) for n in named] + caches
             without_dtype = "" if {*taken} & {"dtype", "model"} else title
 
     def reset(rows: int, maker: Callable[..., Any]) -> Any:
@@ -181,16 +284,15 @@ def conventions(
 
     for name, makers in caches:
         memory = "mem" in name  # a flag of mems is one of no other cache
-        used = {n: v for n, v in flags.items() if memory or "mems" not in n}
-        for position, (words, maker) in product(positions, makers.items()):
-            sure = name in STRONG and not words.startswith(("=[", "={"))
+        used = tuple(n for n in flags if memory or "mems" not in n)
+        for position, (first, maker) in product(positions, makers.items()):
+            sure = name in STRONG and not first.empty.guessed
             yield replace(
                 own,
-                cache=name,
-                says=_words([name + words], used, position),
+                way=Way(
+                    Setup.ARGUMENT, name, first, flags=used, position=position
+                ),
                 begin=partial(reset, maker=maker),
-                flags=used,
-                position=position,
                 whole="return_intermediates" in used,
                 strong=sure or maker is user,
                 without_dtype=without_dtype if maker is user else "",
@@ -209,15 +311,13 @@ def conventions(
         for method in setups.values():
             fill(method, subject, model, rows)
 
-    called = [f"{name}()" for name in (*resets, *setups)]
+    called = (*resets, *setups)
     for position in (*starts, None):
         if position or flags:
             yield replace(
                 own,
-                says=_words(called, flags, position),
+                way=Way(methods=called, flags=flags, position=position),
                 begin=begin,
-                flags=flags,
-                position=position,
                 strong=bool(called),
                 apart=False,
             )
@@ -225,49 +325,46 @@ def conventions(
 
 def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:
     """Yield init_cache and decode, of the model or of its with_cache()."""
-    readers = [("", model)]
+    readers = [(Setup.DECODE, model)]
     with suppress(Exception):  # it may be another thing of the model's
-        readers.append((" of with_cache()", model.with_cache()))
-    for words, reader in readers:
+        readers.append((Setup.WITH_CACHE, model.with_cache()))
+    for setup, reader in readers:
         both: list[Any] = [
             getattr(reader, name, 0) for name in ("init_cache", "decode")
         ]
         if all(map(callable, both)):
-            way = Convention(subject, f"init_cache and decode{words}", *both)
+            way = Convention(subject, Way(setup), *both)
             name = way.caller.token_name
             names = [n for n in way.arguments if n not in (MASK, name)]
             if len(names) > (name is None):
-                yield replace(way, cache=names[name is None])
+                yield replace(way, way=Way(setup, names[name is None]))
 
 
-def _words(
-    parts: list[str], flags: Iterable[str], position: str | None
-) -> str:
-    """Return what a report calls a way."""
-    flagged = [f"{flag}=True" for flag in flags]
-    return " and ".join([*parts, *flagged, *([position] if position else [])])
-
-
-def _first_caches(own: Convention, name: str) -> dict[str, Callable[..., Any]]:
-    """Return what may make the cache of a first piece, by its words.
+def _first_caches(
+    own: Convention, name: str
+) -> dict[First, Callable[..., Any]]:
+    """Return what may make the cache of a first piece.
 
     Arguments are filled by their names: see `fill`.
     """
     subject, model = own.subject, own.function
-    found: dict[str, Callable[..., Any]] = {}
+    found: dict[First, Callable[..., Any]] = {}
     if own.arguments[name].default is not inspect.Parameter.empty:
-        found[""] = lambda: None
+        found[First(Empty.LEFT_OUT)] = lambda: None
     layers = layers_of(model)
     for title, maker in makers_of(model).items():
-        found[f"={title}()"] = maker
+        found[First(Empty.CALL, title)] = maker
         if isinstance(maker, type):
-            found[f"=[{title}(), ...]"] = lambda rows, maker=maker: [
+            found[First(Empty.CALLS, title)] = lambda rows, maker=maker: [
                 fill(maker, subject, model, rows) for _ in range(layers)
             ]
     if name == "inference_params":
-        found["=InferenceParams()"] = InferenceParams
-    found["=[None, ...]"] = lambda: [None] * layers
-    return found | {"=[]": lambda: [], "={}": lambda: {}}
+        found[First(Empty.CALL, "InferenceParams")] = InferenceParams
+    found[First(Empty.NONES)] = lambda: [None] * layers
+    return found | {
+        First(Empty.LIST): lambda: [],
+        First(Empty.DICT): lambda: {},
+    }
 
 
 # --- What makes an empty cache: methods, classes, their arguments ------------
@@ -278,18 +375,18 @@ MAKES = re.compile(rf"(init|initial|make|new|create|empty|get){WORD}")
 SETUP = re.compile(rf"(setup|set|init|enable|allocate|build|make){WORD}")
 RESET = re.compile(rf"(reset|clear|empty|flush){WORD}")
 # Sizes that a cache is made with, by the names of arguments and attributes.
-SIZES = (
+SIZE_NAMES = (
     ("n_kv_head", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
     ("n_head", "n_heads", "num_heads", "heads", "num_attention_heads"),
     ("n_layer", "n_layers", "num_layers", "layers", "num_hidden_layers"),
     ("n_embd", "d_model", "dim", "emb_dim", "hidden_size", "embed_dim"),
 )
-ROWS = ("batch", "batch_size", "max_batch_size", "bsz", "rows")
-LENGTHS = (
+ROW_NAMES = ("batch", "batch_size", "max_batch_size", "bsz", "rows")
+LENGTH_NAMES = (
     *("length", "seq_len", "max_seq_len", "max_seq_length", "max_length"),
     *("max_seqlen", "decoder_max_seq_len"),
 )
-WIDTHS = ("size", "head_dim", "head_size", "d_head", "d_k", "dim_head")
+WIDTH_NAMES = ("size", "head_dim", "head_size", "d_head", "d_k", "dim_head")
 
 
 @dataclass
@@ -335,7 +432,7 @@ def makers_of(model: Any) -> dict[str, Any]:
 
 def layers_of(model: Any) -> int:
     """Return how many layers a model has: as it says, or its longest list."""
-    said = declared(model, SIZES[2])
+    said = declared(model, SIZE_NAMES[2])
     modules = model.modules() if isinstance(model, nn.Module) else ()
     lists = [len(m) for m in modules if isinstance(m, nn.ModuleList)]
     return said.value if said else max(lists, default=1)
@@ -349,22 +446,23 @@ def fill(function: Any, subject: Subject, model: Any, rows: int) -> Any:
     """
     weights: Any = getattr(model, "parameters", list)()
     weight = next(iter(weights), torch.empty(0))
-    known: dict[str, Any] = dict.fromkeys(ROWS, rows)
-    known |= dict.fromkeys(LENGTHS, subject.block_size)
+    known: dict[str, Any] = dict.fromkeys(ROW_NAMES, rows)
+    known |= dict.fromkeys(LENGTH_NAMES, subject.block_size)
     known |= {"dtype": weight.dtype, "device": weight.device}
-    known |= dict.fromkeys(SIZES[2], layers_of(model)) | {"model": model}
+    known |= dict.fromkeys(SIZE_NAMES[2], layers_of(model)) | {"model": model}
     known |= {c: getattr(model, c) for c in CONFIGS if hasattr(model, c)}
-    if heads := declared(model, SIZES[1]):
-        pairs = declared(model, SIZES[0]) or heads
-        known |= dict.fromkeys((*SIZES[0], *SIZES[1]), pairs.value)
-        if width := declared(model, SIZES[3]):
-            known |= dict.fromkeys(WIDTHS, width.value // heads.value)
-        if own := declared(model, WIDTHS[1:]):
-            known |= dict.fromkeys(WIDTHS, own.value)
+    if heads := declared(model, SIZE_NAMES[1]):
+        pairs = declared(model, SIZE_NAMES[0]) or heads
+        known |= dict.fromkeys((*SIZE_NAMES[0], *SIZE_NAMES[1]), pairs.value)
+        if width := declared(model, SIZE_NAMES[3]):
+            known |= dict.fromkeys(WIDTH_NAMES, width.value // heads.value)
+        if own := declared(model, WIDTH_NAMES[1:]):
+            known |= dict.fromkeys(WIDTH_NAMES, own.value)
     given = {}
     for name, p in inspect.signature(function).parameters.items():
         if name in known and (
-            p.default is p.empty or name in (*ROWS, *LENGTHS, "dtype")
+            p.default is p.empty
+            or name in (*ROW_NAMES, *LENGTH_NAMES, "dtype")
         ):
             given[name] = known[name]
         elif p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -25,9 +26,22 @@ from .ways import MASKED, Case
 
 PROMISES = "documents", "cu_seqlens"  # kinds of arguments
 PLACES = (*PROMISES, "positions", BLOCKS, FOUR_AXES)
-ONES = " and an attention mask of ones"
 INTEGERS = [case for case in MASKED if not case.boolean]
-HIDES = " and an attention mask that hides the last document"
+
+
+class Beside(Enum):
+    """The attention mask that is given with documents, in words."""
+
+    NOTHING = ""
+    ONES = " and an attention mask of ones"
+    HIDES = " and an attention mask that hides the last document"
+
+
+class Numbering(Enum):
+    """Numbers of documents other than 0, 1, 2, ..., in words."""
+
+    LARGE = "large ids with gaps"
+    IN_TURNS = "two ids in turns"
 
 
 @dataclass(frozen=True)
@@ -43,14 +57,14 @@ class Packing(Input):
 
     mark: int | None = None
     ends: bool = False
-    beside: tuple[str, ...] = ("",)
+    beside: tuple[Beside, ...] = (Beside.NOTHING,)
     ids: str = ""
 
     def case(
         self,
         lengths: Callable[[int, int], Sequence[int]],
         training: bool = False,
-        beside: str = "",
+        beside: Beside = Beside.NOTHING,
     ) -> Case:
         """Return the case of rows whose documents have some lengths.
 
@@ -64,13 +78,15 @@ class Packing(Input):
             time = tokens.size(1)
             sizes = tuple((*lengths(time, at),) for at in layout.places)
             given = self.values(tokens, replace(layout, lengths=sizes))
-            if beside:
+            if beside is not Beside.NOTHING:
                 given[MASK] = torch.ones_like(tokens)
-            for row, each in enumerate(sizes if beside == HIDES else ()):
+            hiding = sizes if beside is Beside.HIDES else ()
+            for row, each in enumerate(hiding):
                 given[MASK][row, -each[-1] :] = 0
             return given
 
-        how = "in train mode " * training + f"with {self.words}{beside}"
+        how = "in train mode " * training + f"with {self.words}"
+        how += beside.value
         given = replace(self, values=values)
         return Case(how, training, training, given=given, own=self.own)
 
@@ -80,15 +96,16 @@ class Packing(Input):
             return name in self.make(tokens)
         return False
 
-    def numbered(self, words: str) -> "Packing":
-        """Return the same with other numbers of documents, as NUMBERS says."""
-        name, number = self.ids, NUMBERS[words]
+    def numbered(self, numbering: Numbering) -> "Packing":
+        """Return the same with other numbers of documents."""
+        name, number = self.ids, NUMBERS[numbering]
 
         def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
             made = self.values(tokens, layout)
             return made | {name: number(made[name])}
 
-        return replace(self, words=f"{self.words} ({words})", values=values)
+        words = f"{self.words} ({numbering.value})"
+        return replace(self, words=words, values=values)
 
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
@@ -114,13 +131,12 @@ class Packing(Input):
 # Numbers of documents, from those counted in a row: some that 16 bits, or 8,
 # cannot tell from each other, with gaps between, and two in turns.
 LARGE = 0, 256, 257, 300, 2048, 2049, 2060, 2061
-REPEATED = "two ids in turns"
-NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "large ids with gaps": lambda ids: (
+NUMBERS: dict[Numbering, Callable[[Tensor], Tensor]] = {
+    Numbering.LARGE: lambda ids: (
         ids.div(8, rounding_mode="floor") * 2062
         + torch.tensor(LARGE, device=ids.device, dtype=ids.dtype)[ids % 8]
     ),
-    REPEATED: lambda ids: 1 + ids % 2,
+    Numbering.IN_TURNS: lambda ids: 1 + ids % 2,
 }
 UNLIKE = 4  # rows of a proof, whose documents stand in other places
 
@@ -161,19 +177,24 @@ def packings(subject: Subject) -> list[Packing]:
     A packing that gives an attention mask gets no second one.
     """
     ways, tokens = _ways(subject), subject.draw(1, 5)
+    nothing = (Beside.NOTHING,)
     return [
-        replace(way, beside=("",)) if way.gives(MASK, tokens) else way
+        replace(way, beside=nothing) if way.gives(MASK, tokens) else way
         for way in ways
     ]
 
 
 def _ways(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
-    shares = {ONES: SHOWN["a full"], HIDES: SHOWN["a right-padded"]}
+    shares = {
+        Beside.ONES: SHOWN["a full"],
+        Beside.HIDES: SHOWN["a right-padded"],
+    }
     refused = [c.visible for c in subject.unanswered if c in INTEGERS]
     if not subject.caller.takes_mask:
         shares = {}
-    beside = ("", *(w for w, at in shares.items() if at not in refused))
+    given_too = [w for w, at in shares.items() if at not in refused]
+    beside = (Beside.NOTHING, *given_too)
     if isinstance(said, int):
         way = Packing("", "documents", "", lambda *_: {}, mark=said)
         way, words = replace(way, beside=beside), f"id {said} at the"
@@ -209,7 +230,7 @@ def _ways(subject: Subject) -> list[Packing]:
 
 
 def _together(
-    given: list[Input], beside: tuple[str, ...], first: int = 0
+    given: list[Input], beside: tuple[Beside, ...], first: int = 0
 ) -> Packing:
     """Return the packing by all of these; documents are counted from first."""
     given = [*{i.name: i for i in given}.values()]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .model.calling import find_loss
+from .tolerances import (
+    LOSS_SHARE_OF_16_BITS,
+    LOSS_SHARES,
+    SMOOTHED_SHARE,
+    TERM_SHARE,
+    TERM_SHARE_OF_THREE,
+)
 from .variant import Variant
 
 MOST_SMOOTHED = 0.5  # share of the targets, where a term is added as well
@@ -61,7 +69,7 @@ def added_to(
     for shift in (0, 1):
         means = [float(mean_loss(scores, ids, shift)) for ids in targets]
         rest = [loss - m for m, loss in zip(means, values, strict=True)]
-        if max(rest) - min(rest) <= 1e-6 * abs(values[0]):
+        if max(rest) - min(rest) <= TERM_SHARE * abs(values[0]):
             return {shift}, rest[0], 0.0
         # a share of the mean over all ids, in place of the target's
         kept = scores.double()[:, : scores.size(1) - shift]
@@ -75,7 +83,8 @@ def added_to(
                 v - m - share * (every - m)
                 for v, m in zip(values, means, strict=True)
             ]
-            same = max(terms) - min(terms) <= 1e-5 * abs(values[0])
+            near = TERM_SHARE_OF_THREE * abs(values[0])
+            same = max(terms) - min(terms) <= near
             # a loss that is scaled down is less than the smoothed one
             if same and 0 < share < MOST_SMOOTHED and terms[0] > 0:
                 return {shift}, terms[0], share
@@ -83,7 +92,8 @@ def added_to(
 
 
 def _all_close(shares: Sequence[float]) -> bool:
-    return all(math.isclose(shares[0], s, rel_tol=1e-4) for s in shares[1:])
+    near = partial(math.isclose, shares[0], rel_tol=SMOOTHED_SHARE)
+    return all(map(near, shares[1:]))
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -93,7 +103,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def tolerance_of(value: Tensor) -> float:
     """Return what losses of a dtype may differ by, relative to them."""
-    return {torch.float64: 1e-6, torch.float32: 1e-5}.get(value.dtype, 1e-2)
+    return LOSS_SHARES.get(value.dtype, LOSS_SHARE_OF_16_BITS)
 
 
 def shifts_of(

@@ -73,6 +73,7 @@ from .operations import quantised
 from .ranks import on_any
 from .subject import Subject
 from .tokens import SHORT, draw
+from .tolerances import FLOOR_UNITS, SPREAD_OF_AN_IDLE_MASK
 from .variant import Copy, Variant
 from .ways import (
     EVAL,
@@ -472,7 +473,7 @@ def _find_reader(
 # --- Lengths and rows --------------------------------------------------------
 
 # a model that accepts these lengths and the longest takes all
-FEW = (1, 2, 3, 7)
+PROBED_TOKENS = (1, 2, 3, 7)
 MANY_ROWS = 64  # as many as the checks give at once, but for a few
 
 
@@ -484,7 +485,7 @@ def find_lengths(
     One is known; none over the longest is tried.
     """
     accepts = cache(accepts)
-    if all(accepts(t) for t in (*FEW, longest) if t <= longest):
+    if all(accepts(t) for t in (*PROBED_TOKENS, longest) if t <= longest):
         return Lengths(1, 1, longest)
     powers = [1 << k for k in range(5, longest.bit_length())]
     for some in (range(1, min(SHORT, longest) + 1), powers, [known]):
@@ -568,7 +569,7 @@ def find_state(variant: Variant, batch: int, time: int) -> Subject:
     undone.start_again()
     first = variant.scores(tokens, seed=subject.seed)
     largest = float(first.abs().nan_to_num_(posinf=0.0).max())
-    noise = 64 * torch.finfo(first.dtype).eps * largest
+    noise = FLOOR_UNITS * torch.finfo(first.dtype).eps * largest
     if not differs(variant):
         return subject
     if differs(undone):
@@ -638,8 +639,6 @@ def find_noise(variant: Variant, batch: int, time: int) -> Subject:
 # answers is given. A mask whose name does not say what it hides is given in
 # the form that changes no score where it hides nothing.
 
-ALIKE = 1e-4  # of the scores' deviation, up to which a mask changes nothing
-
 
 def find_inputs(variant: Variant) -> Subject:
     """Find the form of each argument, and what is never given."""
@@ -704,7 +703,7 @@ def _answered(
         if each.kind in (PADDING, FOUR_AXES) and not answered:
             plain = _scores(variant, OWN if each.own else EVAL)
             apart = (scores - plain).abs().max()  # NaN is no likeness
-            if not bool(apart <= ALIKE * plain.std()):
+            if not bool(apart <= SPREAD_OF_AN_IDLE_MASK * plain.std()):
                 break
         answered.append(each)
     return answered, errors

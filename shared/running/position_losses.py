@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import ModelRaised
 from .model.calling import find_loss
+from .tolerances import SPLIT_LOSS_SHARE
 
 MARKS = (-100, -1)  # for no target: PyTorch's own, and minGPT's
 
@@ -52,7 +53,7 @@ class PositionLosses:
             with suppress(ModelRaised):
                 one, other = (loss(mark, place) for place in last)
                 both = loss(mark, *last)
-                return torch.allclose(one + other, 2 * both, 1e-3)
+                return torch.allclose(one + other, 2 * both, SPLIT_LOSS_SHARE)
             return False
 
         if self.mark is None:

@@ -25,10 +25,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .tolerances import RANK_GRADIENT_SHARE
+
 PATIENCE = 300  # seconds until a rank that does not arrive counts as lost
 FRAMES = 16  # from an operation to the code of torch that calls it
 SIZE = 2048  # bytes of a message to the other ranks; longer ones take two
-ALIKE = 1e-6  # share by which one gradient may differ between ranks
 Measure = Callable[[Tensor, Tensor], tuple[float, float, int]]
 # of statuses: the verdict of all ranks is the first of these
 WORST = ("failed", "error", "parted", "skipped", "passed")
@@ -230,7 +231,10 @@ class Ranks:
         for name, pairs in self.by_name(own).items():
             parts = [0.0 if pair is None else pair[0] for pair in pairs]
             size = max(map(abs, parts))
-            if all(abs(part - parts[0]) <= ALIKE * size for part in parts):
+            if all(
+                abs(part - parts[0]) <= RANK_GRADIENT_SHARE * size
+                for part in parts
+            ):
                 found.append((parts[0], sum(parts)))
                 continue
             if None not in pairs and len({bits for _, bits in pairs}) == 1:

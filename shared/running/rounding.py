@@ -2,11 +2,11 @@
 
 The tolerance of check_causality and of all checks that compare scores:
 
-- a difference of up to FLOOR units of rounding of the largest score is
+- a difference of up to FLOOR_UNITS units of rounding of the largest score is
   ignored;
 - a larger one is real if it stays the same while every weight is changed at
-  random by up to NUDGE units of rounding, and rounding if it does not stay:
-  a leak does not depend on the last bits of the weights, rounding does;
+  random by up to NUDGE_UNITS units of rounding, and rounding if it does not
+  stay: a leak does not depend on the last bits of the weights, rounding does;
 - a unit is that of the coarsest precision that computes inside, or a float32
   softmax in a float64 model would not feel the nudge;
 - so no constant has to fit all models: deep, sharp or partly
@@ -31,13 +31,18 @@ from .errors import NotFinite
 from .model.building import Model
 from .operations import Operations, is_plain
 from .ranks import local
+from .tolerances import (
+    FLOOR_UNITS,
+    FLOOR_UNITS_OF_16_BITS,
+    FLOOR_UNITS_WITHOUT_WEIGHTS,
+    FLOOR_UNITS_WITHOUT_WEIGHTS_OF_16_BITS,
+    NUDGE_UNITS,
+    NUDGE_UNITS_OF_16_BITS,
+    STEADY_SHARE,
+)
 
-FLOOR = 64  # units of rounding of the largest score: ignored
-FLOOR_OF_16_BITS = 2  # 64 of their units are half the largest score
-BLOCK = 1 << 22  # scores whose differences are taken at once
-NUDGE = 256  # units of rounding by which weights are nudged, at most
+SCORES_AT_ONCE = 1 << 22  # whose differences are taken
 ROWS_AT_ONCE = 4096  # of a matrix that is nudged
-ALIKE = 0.2  # share by which a real difference may change under the nudge
 
 # Operations that make a mask of 0, 1 or infinity, or lay it out: in whatever
 # dtype, they do not round.
@@ -45,9 +50,6 @@ OF_MASKS = {"ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 OF_MASKS |= {"tril", "triu", "view", "expand", "slice", "unsqueeze", "t"}
 
 TURNS = ("sin", "cos")  # of an angle
-
-# The floor of functions, whose weights nobody can nudge: units of rounding.
-WITHOUT_WEIGHTS = {torch.float64: 2**20, torch.float32: 2**8}
 
 
 def gaps(
@@ -57,8 +59,8 @@ def gaps(
 
     Two equal infinities do not differ.
     """
-    if a.ndim > 1 and a.numel() > 2 * BLOCK:  # no table beside the two
-        size = max(1, BLOCK * a.size(-2) // a.numel())
+    if a.ndim > 1 and a.numel() > 2 * SCORES_AT_ONCE:  # no third table
+        size = max(1, SCORES_AT_ONCE * a.size(-2) // a.numel())
         pairs = zip(a.split(size, -2), b.split(size, -2), strict=True)
         return torch.cat([gaps(*pair) for pair in pairs], -1)
     if a.dtype != torch.float64:
@@ -94,7 +96,8 @@ def require_finite(
 
 def floor_of(dtype: torch.dtype) -> int:
     """Return how many units of rounding are ignored."""
-    return FLOOR if torch.finfo(dtype).bits > 16 else FLOOR_OF_16_BITS
+    wide = torch.finfo(dtype).bits > 16
+    return FLOOR_UNITS if wide else FLOOR_UNITS_OF_16_BITS
 
 
 def rounding(scores: Float[Tensor, "..."]) -> float:
@@ -141,13 +144,16 @@ def is_real(
     coarsest, unit = inside.coarsest, inside.unit
     if not weights:
         noise *= max(1.0, unit / torch.finfo(first.dtype).eps)
-        return size > WITHOUT_WEIGHTS.get(coarsest, 16) * noise
-    units = NUDGE if torch.finfo(coarsest).bits > 16 else FLOOR_OF_16_BITS
+        others = FLOOR_UNITS_WITHOUT_WEIGHTS_OF_16_BITS
+        units = FLOOR_UNITS_WITHOUT_WEIGHTS.get(coarsest, others)
+        return size > units * noise
+    wide = torch.finfo(coarsest).bits > 16
+    units = NUDGE_UNITS if wide else NUDGE_UNITS_OF_16_BITS
     for seed in (1, 2, 3):
         with put_back_after(weights):
             nudge(weights, units * unit, seed)
             change = float((difference() - first).abs().max())
-        if not change <= ALIKE * size:
+        if not change <= STEADY_SHARE * size:
             return False
     return True
 

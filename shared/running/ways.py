@@ -108,7 +108,7 @@ class Case:
 
     def with_input(self, given: Input) -> "Case":
         """Return the case of one argument, from that of all of its kind."""
-        how = self.how.removesuffix(self.kind) + given.words
+        how = "in train mode " * self.training + f"with {given.words}"
         how += " and targets" * self.targets
         shares, own = given.visible, given.own
         return replace(self, how=how, given=given, own=own, visible=shares)

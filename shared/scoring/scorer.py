@@ -25,6 +25,7 @@ from ..running.errors import ModelRaised, SkipCheck, UnusableModel, places_in
 from ..running.model.calling import as_tensor, is_array
 from ..running.rounding import Inside, floor_of
 from ..running.tokens import SPLITS, draw, others, spans, splits_to_try
+from ..running.tolerances import FRESH_SCORER_BOUNDS
 from ..validation import dtype_name
 
 Text = Int[Tensor, "time"]
@@ -34,11 +35,10 @@ K = TypeVar("K")
 
 LN_2 = math.log(2)
 LENGTH = 64  # of the longest text, by default
-FEW = 8  # ids of the text that repeats itself
+REPEATED_IDS = 8  # ids of the text that repeats itself
 LITTLE = 0.5  # of the probability, left to all candidates but a mark
 ALL = 128  # scores up to which every split is tried
 SMALL = 0.5  # seconds of the first calls up to which one thread is enough
-SLACK = 16  # bounds by which fresh scorers may part: training adds rounding
 TEXTS = (  # whose bytes are counted
     *("The cat  sat, on a mat.", "one\n\ntwo\n", "naïve café", "日本語"),
     "a 🙂 b",
@@ -220,7 +220,8 @@ class Scoring(Scorer):
         self.ids = torch.tensor(sorted(ids))
         self.generator = torch.Generator().manual_seed(self.seed)
         self.text, self.other = self._draw(time), self._draw(time)
-        self.repeating = self._draw(max(2, time // 4), FEW).repeat(5)[:time]
+        repeated = self._draw(max(2, time // 4), REPEATED_IDS)
+        self.repeating = repeated.repeat(5)[:time]
         for text in (self.text, self.other, self.repeating):
             for at, token in self.fixed.items():
                 text[at] = token
@@ -304,7 +305,7 @@ def scorer_repeats(scoring: Scoring) -> str:
         (scoring.seed + 1, "with another random seed a scorer", DRAWN),
     ):
         if moved := scoring.moved(
-            scoring.scores, scoring.text, seed=seed, bounds=SLACK
+            scoring.scores, scoring.text, seed=seed, bounds=FRESH_SCORER_BOUNDS
         ):
             raise AssertionError(
                 f"{words} gives other scores {most(moved)}: {why}"

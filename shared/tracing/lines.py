@@ -18,11 +18,10 @@ from torch import Tensor
 from ..running.collectives import finished, is_collective
 from ..running.operations import UNSET, Operations, below_autograd, tensors_in
 from ..running.places import Place, code_of, find_call, layers_of, names_of
+from ..running.tolerances import FLOAT32_SHARE, INSIDE_EXPONENT
 
-NEAR = 2 / 3  # power of the unit of rounding: inside it adds up
-LEAST = 1e-6  # of a value: it may be computed in float32
-FEWEST = 4  # numbers that a value is known by
-MOST = 2**27  # numbers that are kept of a run: the lines behind are not seen
+FEWEST_NUMBERS = 4  # numbers that a value is known by
+NUMBERS_OF_A_RUN = 2**27  # that are kept: later lines are not compared
 
 Run = Callable[[], object]
 
@@ -82,7 +81,7 @@ def first_in_last_piece(
         ends: lengths of the whole and of the piece.
     """
     part = partial(_last, ends=ends)
-    return _first_line(model, (piece, whole), part, LEAST, ends[0])
+    return _first_line(model, (piece, whole), part, FLOAT32_SHARE, ends[0])
 
 
 def _first_line(
@@ -107,7 +106,7 @@ def _first_line(
     def keep(key: Hashable, place: Place, value: Tensor) -> None:
         nonlocal count
         found = part(value)
-        if found is not None and found.numel() and count <= MOST:
+        if found is not None and found.numel() and count <= NUMBERS_OF_A_RUN:
             kept[key] = place, found.detach().clone()
             alone[key] = kept[key][1]
             count += found.numel()
@@ -158,7 +157,7 @@ def _apart(one: Tensor, other: Tensor, noise: float) -> tuple[float, bool]:
     apart = float(torch.where(one == other, 0, one - other).abs().max())
     finite = other.abs()[other.isfinite()]
     size = float(finite.max()) if finite.numel() else 0.0
-    near = max(torch.finfo(one.dtype).eps ** NEAR, noise)
+    near = max(torch.finfo(one.dtype).eps ** INSIDE_EXPONENT, noise)
     return apart, apart <= near * size
 
 
@@ -194,7 +193,7 @@ def _dropped(whole: Tensor, piece: Tensor) -> tuple[int, ...] | None:
     if len(axes) != 1:
         return None
     end, size = whole.size(axes[0]), piece.size(axes[0])
-    near = LEAST * float(piece.abs().max())
+    near = FLOAT32_SHARE * float(piece.abs().max())
     if size > end:
         return None
     for start in (end - size, 0):
@@ -209,7 +208,8 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
     if one.is_complex() or other.is_complex():
         return False
     numbers = one.double().unique()
-    return len(numbers) >= FEWEST and numbers.equal(other.double().unique())
+    same = numbers.equal(other.double().unique())
+    return same and len(numbers) >= FEWEST_NUMBERS
 
 
 class _Lines(Operations):

@@ -1,291 +1,58 @@
-"""Feeds a model piece by piece, with its cache, against the full forward."""
+"""Text fed piece by piece, with a model's cache, against the full forward."""
 
 import inspect
 import re
-from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from operator import le
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..running.context import during, seed_all
-from ..running.conventions import (
-    POSITIONS,
-    Convention,
-    Text,
-    conventions,
-    sizes_of,
-)
-from ..running.errors import FailureAt, ModelRaised, SkipCheck
-from ..running.model.calling import MASK, describe, token_argument
-from ..running.model.inputs import CACHED, FLAG, REFUSALS, STATES
+from ..running.conventions import POSITIONS, Text
+from ..running.decoding import WRONG, Decoder
+from ..running.errors import FailureAt, ModelRaised, SkipCheck, sentence
+from ..running.model.calling import MASK, token_argument
+from ..running.model.inputs import CACHED, FLAG, STATES
 from ..running.model.kept_state import KeptState
-from ..running.model.sizes import has_position_table, padding_ids
+from ..running.model.sizes import has_position_table
 from ..running.rounding import Gap, floor, gaps, real_gap
 from ..running.subject import Subject
-from ..running.tokens import draw
-from ..running.variant import (
-    CopyFailed,
-    Variant,
-    both,
-    copy_for,
-    in_double,
-    larger,
-    own,
-    precise,
-)
+from ..running.variant import CopyFailed, both, copy_for
 from ..running.ways import HALF
 from .lines import Line, first_in_last_piece
 
-# How sure it is that a way to call a model is decoding: it is none, what is
-# surely a cache cannot be used, it is used but wrongly, it is right.
-NONE, UNUSED, WRONG, RIGHT = range(4)
-NEAR = 1e-3  # of the spread of scores: right enough to choose a way
+OF_DTYPES = re.compile(r"dtype|[Ff]loat|Half")  # what torch says of them
 
 
-class Decoder:
-    """Decodes with a model's cache, and compares with the full forward.
+class CacheComparison:
+    """Decoding with a cache, compared with the full forward.
 
-    Enlarged is whether a copy with larger weights is tried first.
+    Each method requires one promise of a cache, and raises AssertionError
+    with the first position that differs; `require` is the comparison that
+    they share. A new promise is a new method, which check_cache calls.
     """
 
-    convention: Any = None  # a Convention; None: no cache was found
-    reason = ""  # why a likely way is none
-    note = ""  # for the report
-    most: int | None = None  # tokens of a piece, where it refuses more
-    then_one = False  # whether it takes one after such a piece
+    note = ""  # for a report: what the cache does not take
     stepped = 0  # tokens of the longest text that was fed one by one
 
-    def __init__(self, subject: Subject, enlarged: bool = True):
-        self.subject = subject = subject.with_room()
-        masked = subject.caller.takes_mask  # a mask of padding
-        makes: list[Callable[[], Variant | None]] = [
-            lambda: precise(subject, masked=masked),
-            lambda: own(subject),  # a cache may be of one precision
-        ]
-        doubles = [in_double(subject, m) for m in (False, masked)]
-        if enlarged and doubles != [True, False]:
-            makes.insert(0, lambda: larger(subject))  # attention may be 0
-        best = NONE
-        for make in makes:
-            if best < WRONG and (variant := make()) is not None:
-                best = self._choose(variant)
-
-    def _choose(self, variant: Variant) -> int:
-        """Choose the way that is right, or the likeliest of those wrong."""
-        self.variant, self.convention, best = variant, None, NONE
-        wrong = dict[str, Convention]()
-        for way in self._ways(variant.model):
-            grade = self._grade(way)
-            if grade == WRONG:
-                wrong[way.says] = way
-            left_out = wrong.get(way.says.removesuffix(f" and {way.position}"))
-            may_count = way.position in way.optional
-            if grade == RIGHT and may_count and left_out is not None:
-                said = f", {way.position} left out; right where given"
-                way = replace(left_out, says=left_out.says + said)
-                self.convention, best = way, WRONG
-                break
-            if grade > best:
-                self.convention, best = way, grade
-            if grade == RIGHT:
-                break
-        return best
-
-    def _ways(self, model: Any) -> Iterator[Convention]:
-        """Decode with a model from now on; yield the ways that it offers."""
-        self.model, self._state = model, None
-        if isinstance(model, nn.Module):
-            model.eval()
-            self._state = KeptState(model)
-        return conventions(self.subject, model, self.start_again)
-
-    def bind(self, model: Any) -> None:
-        """Decode with another copy of the model, in the way chosen."""
-        says = self.convention.says
-        self.convention = next(
-            way for way in self._ways(model) if way.says == says
-        )
-
-    def start_again(self) -> None:
-        """Put back what the model held before its first piece."""
-        if self._state is not None:
-            self._state.put_back(always=True)
-
-    def _grade(self, way: Convention) -> int:
-        """Return how sure it is that a way is decoding with a cache."""
-        subject = self.subject
-        time, rows = subject.lengths.fit(5), subject.fit_rows(2)
-        tokens = self.draw(rows, time, subject.generator())
-        end = max(time - 2, 1)
-        other = tokens.clone()
-        other[:, :end] = (tokens[:, :end] + 1) % subject.vocab_size
-        if time == 1:
-            return NONE
-        strong = way.strong or any("cache" in flag for flag in way.flags)
-        surely = UNUSED if strong else NONE
-        after = []
-        for ids in (tokens, other):
-            try:
-                text = Text(way, rows)
-                text.feed(ids[:, :end])
-            except ModelRaised as error:
-                self.reason = self.reason or f"{way.says}: {error}"
-                return NONE
-            if way.cache is not None and text.cache is None:
-                why = f"no {way.cache} comes with the scores"
-                self.reason = self.reason or why
-                return NONE
-            first = sizes_of(text.cache)
-            try:
-                scores = self.scores(text, ids[:, end : end + 1])
-            except AssertionError as error:
-                self.reason = self.reason or f"{way.says}: {error}"
-                return surely
-            if way.cache in STATES and not _grown(first, sizes_of(text.cache)):
-                self.reason = f"{way.cache} is not taken back as it came"
-                return NONE
-            after.append(scores)
-        if after[0].equal(after[1]):
-            return surely if text.returned or way.cache is None else NONE
-        self.convention, kept = way, self.convention
-        try:
-            full = self.full(tokens)
-            decoded = self.in_pieces(tokens, [end, *[1] * (time - end)])
-        except AssertionError:
-            return WRONG
-        finally:
-            self.convention = kept
-        gap = (full - decoded)[:, self.scored].abs().max()
-        return RIGHT if gap <= NEAR * full.std() else WRONG
-
-    def full(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the scores of the full forward."""
-        if not self.convention.apart:
-            self.start_again()  # without what it holds
-        return self.variant.scores(tokens, mask=mask)
-
-    def scores(self, text: Text, piece: Tensor, **mask: Tensor) -> Tensor:
-        """Return the scores of a piece: all, or its last position's."""
-        subject, (rows, size) = self.subject, piece.shape
-        subject.budget.call()
-        answer = text.feed(piece, **mask)
-        for time in dict.fromkeys((size, text.seen.size(1), 1)):
-            found = subject.reader.find(answer, rows, time)
-            if found is not None:
-                break
-        else:
-            wanted = (rows, size, subject.vocab_size)
-            raise AssertionError(
-                f"with a cache ({text.convention.says}) ids of shape "
-                f"{(rows, size)} give {describe(answer)} where scores of "
-                f"shape {wanted} should be"
-            )
-        scores = subject.without_hidden(found[:, -size:])
-        if subject.caller.log_probs:
-            scores = scores.log_softmax(-1)
-        return scores
-
-    def in_pieces(
-        self, tokens: Tensor, pieces: list[int], mask: Tensor | None = None
-    ) -> Tensor:
-        """Return the scores of tokens that are fed piece by piece.
-
-        Where a piece has those of its last position only, others are 0.
-        """
-        try:
-            return self._in_pieces(tokens, self.cut(pieces), mask)
-        except ModelRaised as error:
-            if not self._shorter(error, pieces):
-                raise
-            return self.in_pieces(tokens, pieces, mask)
-
-    def _shorter(self, error: ModelRaised, pieces: list[int]) -> bool:
-        """Whether pieces were refused for their length, and are cut now."""
-        cut = self.cut(pieces)
-        longest, later = max(cut), max(cut[1:], default=1)
-        if longest == 1 or not isinstance(error.__cause__, REFUSALS):
-            return False
-        if not self.takes(longest) and self.takes(1):
-            count = range(1, longest)
-            self.most = bisect(count, False, key=lambda n: not self.takes(n))
-            return True
-        if later > max(pieces[1:], default=1):  # since a long one was cut
-            self.then_one = True
-            return True
-        return False
-
-    def cut(self, pieces: list[int]) -> list[int]:
-        """Return pieces no longer than the model takes them."""
-        if self.most is None:
-            return pieces
-        one = self.then_one or self.note or self.convention.whole
-        later = 1 if one else self.most
-        found = list[int]()
-        for size in pieces:
-            while size:
-                found.append(min(size, later if found else self.most))
-                size -= found[-1]
-        return found
-
-    def takes(self, size: int) -> bool:
-        """Whether a text may begin with a piece of so many tokens."""
-        ids = self.draw(1, size, self.subject.generator())
-        try:
-            Text(self.convention, 1).feed(ids)
-        except ModelRaised:
-            return False
-        return True
-
-    def _in_pieces(
-        self, tokens: Tensor, pieces: list[int], mask: Tensor | None
-    ) -> Tensor:
-        text = Text(self.convention, tokens.size(0))
-        self.scored = tokens.new_zeros(tokens.size(1), dtype=torch.bool)
-        parts: list[Tensor] = []
-        for piece in tokens.split(pieces, dim=1):
-            end = text.seen.size(1) + piece.size(1)
-            seen = {} if mask is None else {MASK: mask[:, :end]}
-            if parts and self.convention.cache in STATES:
-                seen = {}
-            scores = self.scores(text, piece, **seen)
-            missing = piece.size(1) - scores.size(1)
-            if missing and parts and bool(self.scored[:1].all()):
-                raise ModelRaised(
-                    f"of a piece of {piece.size(1)} tokens behind the first "
-                    f"{scores.size(1)} is answered"
-                )
-            self.scored[end - scores.size(1) : end] = True
-            parts.append(nn.functional.pad(scores, (0, 0, missing, 0)))
-        return torch.cat(parts, dim=1)
-
-    def draw(
-        self, batch: int, time: int, generator: torch.Generator
-    ) -> Tensor:
-        """Draw ids, none of them padding: that shifts some positions."""
-        vocab = self.subject.vocab_size
-        tokens = draw(vocab, batch, time, generator)
-        for padding in padding_ids(self.model):
-            tokens[tokens == padding] = (padding + 1) % vocab
-        return tokens.to(self.subject.device)
-
-    # --- Decoding with a cache equals the full forward -----------------------
+    def __init__(self, decoder: Decoder):
+        self.decoder = decoder
 
     def require_reset(self, time: int, generator: torch.Generator) -> None:
         """Require that a text in the model's own cache leaves nothing."""
-        if self.convention.apart:
+        decoder = self.decoder
+        if decoder.convention.apart:
             return
-        self.start_again()
-        tokens, said = self.draw(1, time, generator), ""
-        first = self.in_pieces(tokens, [1] * time)
+        decoder.start_again()
+        tokens, said = decoder.draw(1, time, generator), ""
+        first = decoder.in_pieces(tokens, [1] * time)
         try:
-            second = self.in_pieces(tokens, [1] * time)
+            second = decoder.in_pieces(tokens, [1] * time)
             size = float(gaps(first, second).max())
             if size > floor(first):
                 said = f"the same tokens again differ by {size:.2g}"
@@ -293,52 +60,56 @@ class Decoder:
             said = str(error)
         if said:
             raise AssertionError(
-                f"with a cache ({self.convention.says}), {time} tokens stay "
-                f"for the text after them: {said}"
+                f"with a cache ({decoder.convention.says}), {time} tokens "
+                f"stay for the text after them: {said}"
             )
 
     def require_plain(self, time: int, generator: torch.Generator) -> None:
         """Require that a plain pass is the same after decoding as before."""
-        if self.subject.keeps_state:
+        decoder = self.decoder
+        if decoder.subject.keeps_state:
             return
-        tokens, other = self.draw(2, time, generator).split(1)
-        before = self.full(tokens)
-        self.in_pieces(other, [1] * time)
+        tokens, other = decoder.draw(2, time, generator).split(1)
+        before = decoder.full(tokens)
+        decoder.in_pieces(other, [1] * time)
         with suppress(ModelRaised):  # it may refuse one
-            size = float(gaps(self.variant.scores(tokens), before).max())
+            size = float(gaps(decoder.variant.scores(tokens), before).max())
             if size > floor(before):
                 raise AssertionError(
-                    f"after decoding ({self.convention.says}) a plain pass of "
-                    f"{time} tokens differs by {size:.2g} from the one "
+                    f"after decoding ({decoder.convention.says}) a plain pass "
+                    f"of {time} tokens differs by {size:.2g} from the one "
                     f"before: it takes what is left in the cache"
                 )
 
     def require_half(self, time: int, generator: torch.Generator) -> None:
         """Require that a model that runs in bfloat16 decodes in it."""
-        tokens = self.draw(1, time, generator)
+        decoder = self.decoder
+        tokens = decoder.draw(1, time, generator)
         try:
-            half = copy_for(self.subject, HALF[0])
+            half = copy_for(decoder.subject, HALF[0])
             half.scores(tokens)
         except (CopyFailed, SkipCheck):
             return
         try:
-            self.bind(half.model)
-            self.in_pieces(tokens, [1] * time)
+            decoder.bind(half.model)
+            decoder.in_pieces(tokens, [1] * time)
         except ModelRaised as error:
-            if maker := self.convention.without_dtype:
+            cause = error.__cause__ or error
+            if maker := decoder.convention.without_dtype:
                 self.note += f"; not in bfloat16: {maker}() takes no dtype"
-            elif re.search(r"dtype|[Ff]loat|Half", str(error)):
+            elif OF_DTYPES.search(sentence(cause)):
                 raise AssertionError(
                     f"in bfloat16 the full forward answers, and decoding "
-                    f"({self.convention.says}) does not: {error}"
+                    f"({decoder.convention.says}) does not: {error}"
                 ) from error.__cause__
 
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
         """Require that tokens fed in pieces have the scores of the whole."""
-        full = self.full(tokens)
+        decoder = self.decoder
+        full = decoder.full(tokens)
         for pieces in splits:
             several = max(pieces[1:], default=1) > 1
-            if several and (self.note or self.convention.whole):
+            if several and decoder.goes_on_by_one:
                 continue
             try:
                 self.require(tokens, pieces, full=full)
@@ -347,6 +118,7 @@ class Decoder:
             except ModelRaised as error:
                 if not several:
                     raise
+                decoder.one_by_one = True
                 self.note = f"; goes on with one token at a time only: {error}"
 
     def compare_positions(self, time: int, generator: torch.Generator) -> str:
@@ -355,46 +127,49 @@ class Decoder:
         Returns:
             The words of a report for these arguments.
         """
-        chosen = self.convention
-        tokens, half, said = self.draw(1, time, generator), time // 2, ""
+        decoder = self.decoder
+        chosen = decoder.convention
+        tokens = decoder.draw(1, time, generator)
+        half, said = time // 2, ""
         splits = [[1] * time, [half, time - half]] if half else []
         if chosen.position is not None or chosen.cache is None:
             return ""
         for name in chosen.optional:
-            says = f"{chosen.says} and {name}"
-            way = replace(chosen, position=name, says=says)
-            if self._grade(way) < WRONG:
+            way = replace(chosen, way=replace(chosen.way, position=name))
+            if decoder.grade(way) < WRONG:
                 continue
-            self.convention = way
-            whole = partial(self.in_pieces, tokens, [time])
-            full = partial(self.full, tokens)
+            decoder.convention = way
+            whole = partial(decoder.in_pieces, tokens, [time])
+            full = partial(decoder.full, tokens)
             # else the argument means something else
             if self.first_gap(full, whole, (full(), whole())) is None:
                 self.compare(tokens, splits)
                 said += f", also with {name}"
-        self.convention = chosen
+        decoder.convention = chosen
         return said
 
     def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
-        """Require that a text leaves another one alone."""
-        rows = self.subject.fit_rows(2)
-        pair = [self.draw(rows, time, generator) for _ in range(2)]
-        if self.convention.apart:
+        """Require that a text does not change another one."""
+        decoder = self.decoder
+        rows = decoder.subject.fit_rows(2)
+        pair = [decoder.draw(rows, time, generator) for _ in range(2)]
+        if decoder.convention.apart:
             turns, both = partial(self.in_turns, pair), torch.cat(pair)
             self.require(both, [1] * time, "two in turns, ", decode=turns)
         pair[1][0] = pair[0][0]
         pieces = _prompt_first(time)
 
         def second() -> Tensor:
-            return [self.in_pieces(tokens, pieces) for tokens in pair][1]
+            return [decoder.in_pieces(tokens, pieces) for tokens in pair][1]
 
         how = "after another text with the same first row, "
         self.require(pair[1], pieces, how, decode=second)
 
     def compare_alike(self, time: int, generator: torch.Generator) -> None:
         """Require that a text does not move one with tokens in common."""
-        first = self.draw(self.subject.fit_rows(2), time, generator)
-        other = self.draw(len(first), time, generator)
+        decoder = self.decoder
+        first = decoder.draw(decoder.subject.fit_rows(2), time, generator)
+        other = decoder.draw(len(first), time, generator)
         at = torch.arange(time, device=first.device)
         for how, common in (
             ("the same first tokens, ", at < 2 * time // 3),
@@ -405,30 +180,32 @@ class Decoder:
 
             def second(tokens: Tensor = tokens) -> Tensor:
                 steps = [1] * time
-                return [self.in_pieces(ids, steps) for ids in (first, tokens)][
-                    1
-                ]
+                return [
+                    decoder.in_pieces(ids, steps) for ids in (first, tokens)
+                ][1]
 
             how = f"after a text with {how}"
             self.require(tokens, [1] * time, how, decode=second)
 
     def in_turns(self, pair: list[Tensor]) -> Tensor:
         """Return the scores of two texts, each a token at a time."""
-        texts = [Text(self.convention, len(tokens)) for tokens in pair]
+        decoder = self.decoder
+        texts = [Text(decoder.convention, len(tokens)) for tokens in pair]
         columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
-        self.scored = pair[0].new_ones(pair[0].size(1), dtype=torch.bool)
-        parts = [torch.cat([*map(self.scores, texts, c)]) for c in columns]
+        decoder.scored = pair[0].new_ones(pair[0].size(1), dtype=torch.bool)
+        parts = [torch.cat([*map(decoder.scores, texts, c)]) for c in columns]
         return torch.cat(parts, dim=1)
 
     def compare_padded(self, time: int, generator: torch.Generator) -> None:
         """Require the same of rows of unlike length, padded on the left."""
+        decoder = self.decoder
         if (
-            MASK not in self.convention.arguments
-            or self.convention.position in POSITIONS  # the mask has others
+            MASK not in decoder.convention.arguments
+            or decoder.convention.position in POSITIONS  # the mask has others
             or time < 4
         ):
             return
-        tokens = self.draw(self.subject.fit_rows(3), time, generator)
+        tokens = decoder.draw(decoder.subject.fit_rows(3), time, generator)
         mask = torch.ones_like(tokens).triu()  # a column more in each row
         how = "rows of unlike length padded on the left, "
         try:
@@ -436,8 +213,8 @@ class Decoder:
         except ModelRaised as error:  # its mask may mean something else
             self.note += f"; not with a mask: {error}"
             return
-        state = self.convention.cache in STATES  # its mask comes first
-        if time < 6 or self.note or self.convention.whole or state:
+        state = decoder.convention.cache in STATES  # its mask comes first
+        if time < 6 or decoder.goes_on_by_one or state:
             return
         how = "rows padded on the left into the second piece, "
         with suppress(ModelRaised):
@@ -445,19 +222,20 @@ class Decoder:
 
     def require_an_end(self, tokens: Tensor) -> None:
         """Require that the last token is refused, if it is without a cache."""
-        subject, end = self.subject, tokens.size(1) - 1
+        decoder = self.decoder
+        subject, end = decoder.subject, tokens.size(1) - 1
         if (
             subject.limit is None
             or subject.limit.value != end
-            or not has_position_table(self.model, end, subject.vocab_size)
+            or not has_position_table(decoder.model, end, subject.vocab_size)
             or tokens.device.type != "cpu"
         ):
             return
         with suppress(ModelRaised):
-            self.full(tokens)
-            return  # the matter of check_length_limit
+            decoder.full(tokens)
+            return  # check_length_limit reports this
         with suppress(ModelRaised):
-            self.in_pieces(tokens, [end, 1])
+            decoder.in_pieces(tokens, [end, 1])
             raise AssertionError(
                 "with a cache one more token is answered, which the full "
                 f"forward refuses: the model declares {subject.limit}"
@@ -480,13 +258,14 @@ class Decoder:
         Raises:
             AssertionError: with the first position that differs.
         """
-        decode = decode or partial(self.in_pieces, tokens, pieces, mask)
-        forward = partial(self.full, tokens, mask)
+        decoder = self.decoder
+        decode = decode or partial(decoder.in_pieces, tokens, pieces, mask)
+        forward = partial(decoder.full, tokens, mask)
         full = forward() if full is None else full
         gap = self.first_gap(forward, decode, (full, decode()), mask)
         if gap is None:
             return
-        pieces = self.cut(pieces)
+        pieces = decoder.cut(pieces)
         (row, position), (batch, time) = gap.at, tokens.shape
         count = sum(end <= position for end in accumulate(pieces))
         start, size = sum(pieces[:count]), pieces[count]
@@ -494,7 +273,7 @@ class Decoder:
         line = None if how else self.first_line(tokens, pieces, position)
         where = "" if line is None else f"; first seen at {line}"
         raise FailureAt(
-            f"with a cache ({self.convention.says}), {how}fed as {fed} "
+            f"with a cache ({decoder.convention.says}), {how}fed as {fed} "
             f"tokens, position {position} of {time} in row {row} of {batch}, "
             f"in the piece of {size} after {start}, differs from the full "
             f"forward by {gap.size:.2g}{where}",
@@ -512,11 +291,12 @@ class Decoder:
 
         Known holds the scores of both; the mask says what to compare.
         """
-        shown = self.scored.expand(known[0].shape[:2])
+        decoder = self.decoder
+        shown = decoder.scored.expand(known[0].shape[:2])
         if mask is not None:
             shown = shown & mask.bool().cpu()
         first, at = None, torch.arange(shown.size(1), device=shown.device)
-        while gap := real_gap(self.model, forward, decode, known, shown):
+        while gap := real_gap(decoder.model, forward, decode, known, shown):
             first = gap  # the largest of those before
             shown = shown & (at < gap.at[1])
         return first
@@ -525,32 +305,25 @@ class Decoder:
         self, tokens: Tensor, pieces: list[int], position: int
     ) -> Line | None:
         """Return the first line that differs in the piece with a position."""
+        decoder = self.decoder
         count = sum(end <= position for end in accumulate(pieces))
         tokens = tokens[:, : sum(pieces[: count + 1])]
-        text = Text(self.convention, len(tokens))
+        text = Text(decoder.convention, len(tokens))
         *before, last = tokens.split(pieces[: count + 1], 1)
-        whole = partial(self.full, tokens)
+        whole = partial(decoder.full, tokens)
         sizes = tokens.size(1), last.size(1)
         with suppress(Exception):  # a model may need what a mode takes away
             for piece in before:
                 text.feed(piece)
-            feed = partial(self.scores, text, last)
-            return first_in_last_piece(self.model, feed, whole, sizes)
+            feed = partial(decoder.scores, text, last)
+            return first_in_last_piece(decoder.model, feed, whole, sizes)
         return None
 
 
 def _prompt_first(time: int) -> list[int]:
-    """Return pieces of which all but the first are one token."""
+    """Return pieces: a prompt, then single tokens."""
     first = time // 2 + 1
     return [first, *[1] * (time - first)]
-
-
-def _grown(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Whether no tensor of a cache, nor an axis of one, has lost a part."""
-    same = len(before) == len(after)
-    if same and isinstance(before, list):
-        return all(map(_grown, before, after))
-    return same and all(map(le, before, after))
 
 
 # --- A model's own generate, where no way to decode is found -----------------

@@ -18,6 +18,7 @@ from ..running.places import (
     layers_of,
     names_of,
 )
+from ..running.tolerances import FLOAT32_SHARE
 from .fused_steps import FUSED_STEPS, REPEATED
 from .lines import is_value
 from .value import Value, digest, real
@@ -28,7 +29,6 @@ PARTS = ("alias", "select", "slice")  # read a part, be it the whole
 NOT_YET = (*UNSET, "recv_")  # return memory before its numbers are written
 WAIT = torch.ops._c10d_functional.wait_tensor
 EXACT = 2**12  # a number of 12 bits is the same in every dtype
-NEAR = 1e-6  # of a value's size: rounding may explain so much
 
 
 @dataclass(eq=False)
@@ -202,7 +202,8 @@ class Recorder(Operations):
         for number in inputs:
             before = self.values[number].digest
             if number in self.steps and not place.inside:
-                own_step |= found.distance(before) <= NEAR * found.size
+                near = FLOAT32_SHARE * found.size
+                own_step |= found.distance(before) <= near
             elif found.is_copy(before):
                 return number
         self.values.append(

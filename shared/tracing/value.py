@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..running.places import Place, Stack
+from ..running.tolerances import MARKS_SHARE
 
-SAME_SHAPE = 1e-5  # of a size: marks of numbers that differ by a factor
 HEAD = re.compile(r"(, )?head \d+$")  # ends the name of a step of one head
 MARKS = 33  # order statistics that are kept of a value
 MASKED = -1e30  # scores below are masked, whatever stands for -inf
-MOST = 0.6  # of a model's values are in its layers
-FEWEST = 4  # different numbers that a value must have to be told from others
+SHARE_IN_LAYERS = 0.6  # of a model's values are in its layers
+FEWEST_DIFFERENT_NUMBERS = 4  # of a value that is not taken for another
 NAMES = "mean, deviation, least, most and norm"
 
 
@@ -53,7 +53,7 @@ class Digest:
             return None
         ours, theirs = self.marks / self.size, other.marks / other.size
         for sign, marks in ((1.0, theirs), (-1.0, -theirs[::-1])):
-            if np.abs(ours - marks).max() < SAME_SHAPE:
+            if np.abs(ours - marks).max() < MARKS_SHARE:
                 return sign * other.size / self.size
         return None
 
@@ -114,7 +114,7 @@ def digest(value: Tensor) -> Digest:
     exact = value.dtype if value.dtype == torch.float32 else torch.float64
     marks = np.partition(finite.to(exact).numpy(), ranks)[ranks].astype(float)
     size = float(torch.linalg.vector_norm(finite)) / count**0.5
-    trivial = len(np.unique(marks)) < FEWEST
+    trivial = len(np.unique(marks)) < FEWEST_DIFFERENT_NUMBERS
     return Digest(count, flat.numel() - count, marks, size, trivial)
 
 
@@ -140,7 +140,7 @@ def number_layers(values: Sequence[Value]) -> Sequence[Value]:
     said = max(ran) + 1
     layers = said or min(map(len, repeated), default=0)
     repeated = [g for g in repeated if layers > 1 and len(g) % layers == 0]
-    if not said and sum(map(len, repeated)) <= MOST * len(values):
+    if not said and sum(map(len, repeated)) <= SHARE_IN_LAYERS * len(values):
         return values
     found = list(values)
     for group in repeated:

@@ -8,6 +8,7 @@ from cached_models import (
     CONVENTIONS,
     FAULTS,
     MadeInSingle,
+    PositionsLeftOut,
     Recurrent,
     RoomInSingle,
     RoomOnDevice,
@@ -21,6 +22,9 @@ from strategies import one_in
 
 from gpt_duet.comparison.values.decoding import diff_cache
 from gpt_duet.invariants import check_model
+from gpt_duet.running.conventions import Empty, First, Setup, Way
+from gpt_duet.running.decoding import Decoder
+from gpt_duet.running.meeting import meet
 
 pytestmark = [
     pytest.mark.usefixtures("one_layer"),
@@ -92,6 +96,36 @@ def test_the_line_that_parts_from_the_full_pass(kind, fault):
         assert place.layer == (0 if within else None)
         assert f" at {found.line}" in found.sentence
         assert f"position {found.position} at " in found.sentence
+
+
+def left_out():
+    parts = {"fault": "position", "__module__": PositionsLeftOut.__module__}
+    model = type("LeftOut", (PositionsLeftOut,), parts)
+    return model, meet(model, block_size=16)
+
+
+def test_words_choose_no_way(monkeypatch):
+    """The record decides, whatever a report calls it."""
+    monkeypatch.setattr(Way, "says", "one name for all ways")
+    _, subject = left_out()
+    way = Decoder(subject, enlarged=False).convention.way
+    assert way == Way(
+        Setup.ARGUMENT,
+        "past_key_values",
+        First(Empty.LEFT_OUT),
+        flags=("use_cache",),
+    )
+    assert way.omitted == "position_ids"
+
+
+def test_a_way_that_omits_positions_is_found_in_another_copy():
+    model, subject = left_out()
+    decoder = Decoder(subject, enlarged=False)
+    said = decoder.convention.says
+    copy = model(block_size=16)
+    decoder.bind(copy)
+    assert decoder.convention.says == said
+    assert decoder.convention.function is copy
 
 
 @pytest.mark.parametrize(

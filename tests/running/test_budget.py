@@ -307,7 +307,7 @@ def test_gaps_are_the_same_in_blocks(monkeypatch):
     a, b = torch.randn(2, 3, 50, 7)
     a[0, 3, 2], b[1, 4, 5], a[2, 6], b[2, 6] = math.nan, math.inf, 1, 1
     whole = gaps(a, b)
-    monkeypatch.setattr(rounding, "BLOCK", 60)
+    monkeypatch.setattr(rounding, "SCORES_AT_ONCE", 60)
     assert torch.equal(gaps(a, b), whole)
     assert min(whole[0, 3], whole[1, 4]) > 1e38
     assert whole[2, 6] == 0

@@ -22,7 +22,7 @@ from ..values.side import Side
 
 COLUMNS = 128  # of a map; of more features evenly spaced ones
 NUMBERS = 6  # of each position that can be read
-NEAR = 1e-5  # of the largest number: two so close are one map
+SAME_MAP_SHARE = 1e-5  # of the largest number: two so close are one map
 SMALLEST, LARGEST = -20.0, 5.0
 # Multiplications that one influence map may cost, and its sides.
 EFFORT, SHORTEST, LONGEST = 6e9, 8, 48
@@ -50,8 +50,8 @@ class ValueMaps:
         shown = [value for value in (left, right) if value is not None]
         scale = max(map(largest, shown), default=0.0) or 1.0
         if left is not None and right is not None:
-            right, apart = nearest_layout(right, left, NEAR * scale)
-            if apart <= NEAR * scale:
+            right, apart = nearest_layout(right, left, SAME_MAP_SHARE * scale)
+            if apart <= SAME_MAP_SHARE * scale:
                 return [self._add(left, scale, square)] * 2
         return [
             None if value is None else self._add(value, scale, square)
@@ -176,7 +176,7 @@ def _split(scores: Tensor, values: list[Tensor]) -> Factors | None:
             continue
         products = query @ key.mT
         c = float((scores * products).sum() / products.square().sum())
-        if largest(c * products - scores) <= NEAR * largest(scores):
+        if largest(c * products - scores) <= SAME_MAP_SHARE * largest(scores):
             off = abs(c**2 * query.size(-1) - 1)
             found.append((off, (*pair, c, heads)))
     return min(found, key=lambda each: each[0], default=(0, None))[1]

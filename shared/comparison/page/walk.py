@@ -26,7 +26,7 @@ from .glossaries import text_of
 from .kinds import GROUPS, SQUARE, name_axes, name_kinds
 from .value_maps import ValueMaps, find_factors
 
-ROWS = 32  # positions on a map: the first ones
+MAP_POSITIONS = 32  # positions on a map: the first ones
 MAPS = 200  # of one side; further layers are left out
 LIKELIEST = 20  # next tokens that are drawn
 CURVES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -83,7 +83,7 @@ def make_walk(
         for i, side in enumerate(sides)
     ]
     _add_kinds(steps, values[0], sides[0], found.parted)
-    time = min(ROWS, len(tokens))
+    time = min(MAP_POSITIONS, len(tokens))
     maps = ValueMaps(time, len(tokens))
     sources: tuple[Sources, Sources] = ({}, {})
     scores = {

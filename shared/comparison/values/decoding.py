@@ -9,13 +9,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...running.context import isolated, one_run
+from ...running.decoding import Decoder
 from ...running.errors import ModelRaised, SkipCheck
 from ...running.rounding import floor, gaps
 from ...tracing.lines import Line
-from ...tracing.pieces import Decoder
+from ...tracing.pieces import CacheComparison
 from .given import DRAWN, Model, as_tokens, fitting, subject_of
 
-ROWS = 2  # of drawn tokens: a cache may mix its rows up
+DRAWN_ROWS = 2  # of drawn tokens: a cache may mix its rows up
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,10 @@ def diff_cache(
     given = None if tokens is None else as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
     subject = subject_of(
-        model, (ROWS, length), vocab_size, at=None, cache=cache
+        model, (DRAWN_ROWS, length), vocab_size, at=None, cache=cache
     ).with_room()
-    given = fitting(
-        given, subject.block_size, subject.vocab_size, subject.fit_rows(ROWS)
-    )
+    rows = subject.fit_rows(DRAWN_ROWS)
+    given = fitting(given, subject.block_size, subject.vocab_size, rows)
     if given.size(1) < 2:
         raise ValueError("decoding takes at least 2 tokens, got 1")
     try:
@@ -123,14 +123,18 @@ def diff_cache(
             if decoder.convention is None:
                 reason = f": {decoder.reason}" if decoder.reason else ""
                 raise SkipCheck(f"no cache was found{reason}")
-            decoder.require_reset(subject.lengths.fit(4), subject.generator())
-            return _compare(decoder, given.to(subject.device))
+            comparison = CacheComparison(decoder)
+            comparison.require_reset(
+                subject.lengths.fit(4), subject.generator()
+            )
+            return _compare(comparison, given.to(subject.device))
     except (SkipCheck, AssertionError) as error:
         raise ValueError(f"{subject.name}: {error}") from error.__cause__
 
 
-def _compare(decoder: Decoder, tokens: Tensor) -> CacheDiff:
+def _compare(comparison: CacheComparison, tokens: Tensor) -> CacheDiff:
     """Return the first way of feeding tokens that differs, else the first."""
+    decoder = comparison.decoder
     time = tokens.size(1)
     half = time // 2
     found: list[CacheDiff] = []
@@ -148,14 +152,16 @@ def _compare(decoder: Decoder, tokens: Tensor) -> CacheDiff:
             if several:  # it goes on with one token at a time only
                 continue
             if time > 3:  # it may part before it raises
-                first = _compare(decoder, tokens[:, :half])
+                first = _compare(comparison, tokens[:, :half])
                 if not first.same:
                     return first
             raise
         fed = decoder.cut(fed)
-        gap = decoder.first_gap(forward, decode, (full, decoded))
+        gap = comparison.first_gap(forward, decode, (full, decoded))
         row, position = gap.at if gap else (0, None)
-        line = decoder.first_line(tokens, fed, gap.at[1]) if gap else None
+        line = None
+        if gap is not None:
+            line = comparison.first_line(tokens, fed, gap.at[1])
         sizes = gaps(full, decoded)[row].tolist()
         known = decoder.scored.tolist()
         found.append(

@@ -10,18 +10,18 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...running.places import Place
-from ...tracing.value import HEAD, SAME_SHAPE, Value
-from .flow import ALIKE, STARTS, Flow
+from ...running.tolerances import MARKS_SHARE, ROOT_SHARE
+from ...tracing.value import HEAD, Value
+from .flow import LIKENESS_SHARE, STARTS, Flow
 from .layouts import difference, nearest_layout
 from .matching import Matches
 from .rows import Divergence
 from .side import Side
 
-CLOSE = 1e-5  # relative: a factor so close to a root is that root
 FAR = 2.0  # of a value's size: two so far apart have nothing in common
 MOST_HEADS, MOST_MARKS = 128, 256  # of a value that repeats heads
-WIDE = 96  # values of the left that are looked at beside a recording
-FEW = 8  # the same beside statistics, where all are of one size
+VALUES_FOR_A_RECORDING = 96  # of the left that are compared with an array
+VALUES_FOR_STATISTICS = 8  # the same of statistics: all are of one size
 MEASURED = 4  # values of the left that are measured against one of the right
 
 
@@ -79,7 +79,7 @@ class Frontier:
         known = self.kept[0].get(left.number)
         return known is not None and (
             difference(known, self.kept[1][self.best.theirs.number])
-            <= SAME_SHAPE * left.digest.size
+            <= MARKS_SHARE * left.digest.size
         )
 
 
@@ -269,7 +269,8 @@ def _chains(
     before = min(ours.made_of(chain[0]) for chain in left)
     right = [theirs.same_call(v) for v in theirs.starts(before)]
     if theirs.recorded:  # few arrays: a later value may be one's counterpart
-        most = WIDE if sides[1].reduce is None else FEW
+        whole = sides[1].reduce is None
+        most = VALUES_FOR_A_RECORDING if whole else VALUES_FOR_STATISTICS
         left = [ours.open[:most] or left[0]]
     return left, right
 
@@ -329,7 +330,7 @@ def _computed_first(fits: Sequence["Fit"], left: Sequence[Value]) -> "Fit":
 
 def _mixed(left: Tensor, right: Tensor, times: int) -> bool:
     """Whether heads that are there several times stand in another order."""
-    near = SAME_SHAPE * float(right.abs().max())
+    near = MARKS_SHARE * float(right.abs().max())
 
     def heads(value: Tensor, first: int, last: int) -> Tensor:
         whole = value.flatten(first, last).movedim(first, 0)
@@ -391,7 +392,7 @@ def _comparable(
             like += [
                 f
                 for i, f in enumerate(near)
-                if (i == 0 and f.apart <= ALIKE * f.ours.digest.size)
+                if (i == 0 and f.apart <= LIKENESS_SHARE * f.ours.digest.size)
                 or f.ours.digest.scale_of(theirs.digest) is not None
             ]
         if not like:
@@ -448,7 +449,7 @@ def _factor(
     ours = (kept[0][left.number] * scale).flatten().sort().values
     theirs = kept[1][right.number].flatten().sort().values
     gap = (ours - theirs).abs().nan_to_num(0.0).max()
-    return scale if gap <= SAME_SHAPE * right.digest.size else None
+    return scale if gap <= MARKS_SHARE * right.digest.size else None
 
 
 def _line(value: Value) -> tuple[object, ...]:
@@ -469,7 +470,7 @@ def _likely_cause(factor: float | None, widths: Collection[int]) -> str:
     over, under = ("", "1 / ") if factor > 1 else ("1 / ", "")
     for power, root, name in ((2, "the root of ", "sqrt({})"), (1, "", "{}")):
         width = round(size**power)
-        near = abs(size / width ** (1 / power) - 1) < CLOSE
+        near = abs(size / width ** (1 / power) - 1) < ROOT_SHARE
         if near and width > 1 and width in widths:
             return (
                 f"{over}{size:.4g} is {over}{root}{width}: is a factor "
@@ -492,7 +493,7 @@ def _own_input(at: Frontier) -> str:
         if number not in theirs:
             continue
         value = theirs[number]
-        near = CLOSE * float(value.abs().max())
+        near = ROOT_SHARE * float(value.abs().max())
         if any(difference(value, c * gap, near) <= near for c in (1, -1)):
             return "they differ by its input: 1 + weight on one side?"
     return ""

@@ -7,14 +7,18 @@ from operator import itemgetter
 import torch
 
 from ...running.model.calling import IN_ARRAYS
+from ...running.tolerances import (
+    FINE_UNIT,
+    FLOORS_IN_DOUBT,
+    RECORDED_UNITS,
+    UNNUDGED_UNITS,
+)
 from ...tracing.value import NAMES, Value
 from ...validation import dtype_name
 from .divergence import find_divergence
-from .flow import ALIKE, Flow
+from .flow import LIKENESS_SHARE, Flow
 from .layouts import largest, nearest_layout
 from .matching import (
-    ROUNDING_ALONE,
-    ROUNDING_OF_RECORDINGS,
     Matches,
     Sides,
     as_sides,
@@ -27,9 +31,7 @@ from .rows import MOVED, Row
 from .side import Side, unit_of
 from .value_diff import ValueDiff
 
-FINE = 2.0**-40  # units of rounding below hide nothing
-MOST = 0.5  # of a recording's arrays may have no counterpart
-DOUBTED = 1.5  # times what passes as rounding
+OPEN_SHARE = 0.5  # of a recording's arrays may have no counterpart
 NEAREST = 5  # values that are offered where nothing is shared
 
 
@@ -116,7 +118,7 @@ def _coarse(sides: tuple[Side, Side], apart: float) -> str:
         for dtype in side.dtypes
         if torch.finfo(dtype).eps > eps
     ]
-    if apart <= ROUNDING_ALONE * eps or not coarser:
+    if apart <= UNNUDGED_UNITS * eps or not coarser:
         return ""
     _, side, dtype = max(coarser, key=itemgetter(0))
     place, single = side.dtypes[dtype]
@@ -147,7 +149,7 @@ def _notes(
     if not isinstance(right, Recording):
         return
     if isinstance(left, Recording) and not left.only_scores:
-        units = ROUNDING_OF_RECORDINGS
+        units = RECORDED_UNITS
         yield f"{units} units of rounding of {kind} pass, unmeasured"
     else:
         yield f"run in {kind}, that of {names[1]}"
@@ -201,11 +203,12 @@ def _doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
     if not scored:
         last = max(known[1], default=-1)
         doubts[1].update(v.number for v in alone[1] if v.number > last)
-    fine = scored and unit_of(left, right) < FINE
+    fine = scored and unit_of(left, right) < FINE_UNIT
     if right.only_scores or fine:
         return doubts
     arrays = _countable(right)
-    if arrays[0].place.recorded and len(alone[1]) > MOST * len(arrays):
+    most = OPEN_SHARE * len(arrays)
+    if arrays[0].place.recorded and len(alone[1]) > most:
         doubts[1].update(v.number for v in alone[1])
     ours, theirs = ({v.number for v in values} for values in alone)
     lines = [  # without a counterpart, though one line computes them
@@ -222,12 +225,13 @@ def _doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
         mine = kept[0][n]
         value, gap = nearest_layout(kept[1][r], mine, 0.0)
         inside = left.values[n].place.inside or right.values[r].place.inside
-        like = gap <= ALIKE * left.values[n].digest.size and not inside
+        near = gap <= LIKENESS_SHARE * left.values[n].digest.size
+        like = near and not inside
         if not like and (n, r) not in lines:
             continue
         factor = float((value * mine).sum() / mine.square().sum())
         rest = largest(value - factor * mine)
-        if not rest <= DOUBTED * matches.tolerance.get(n, 0.0):
+        if not rest <= FLOORS_IN_DOUBT * matches.tolerance.get(n, 0.0):
             doubts[0].add(n)
             doubts[1].add(r)
     return doubts

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 
 from ...running.places import Place
+from ...running.tolerances import FACTOR_SHARE
 from ...tracing.fused_steps import OPTIONAL
 from ...tracing.value import HEAD, Value
 from .matching import Matches
@@ -11,7 +12,7 @@ from .rows import NOWHERE
 from .side import Side
 
 AHEAD = 24  # values of a call that are looked at for the nearest
-ALIKE = 0.25  # of a value's size: two so close stand for the same thing
+LIKENESS_SHARE = 0.25  # of a value's size: two as close are one thing
 STARTS = 3  # open lines that are looked at on each side, and shown
 
 SUMS = {"+", "+="}
@@ -209,7 +210,7 @@ class Flow:
             return "same value again"
         for theirs in other.values:
             scale = theirs.digest.scale_of(value.digest)
-            if scale is not None and abs(scale - 1) > 1e-6:
+            if scale is not None and abs(scale - 1) > FACTOR_SHARE:
                 of = f"{theirs.place} times {_in_words(scale)}"
                 return f"equals a result of {of}"
         if value.number not in self.used:
@@ -254,7 +255,7 @@ def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
     return not ours.trivial and any(
         theirs.constant
         and not theirs.digest.trivial
-        and ours.distance(theirs.digest) <= ALIKE * ours.size
+        and ours.distance(theirs.digest) <= LIKENESS_SHARE * ours.size
         for theirs in others
     )
 
@@ -262,7 +263,7 @@ def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
 def _in_words(scale: float) -> str:
     """Return a factor, as a root where it may be that of a width."""
     width = round(max(scale, 1 / scale) ** 2)
-    near = abs(max(scale, 1 / scale) ** 2 - width) < 1e-6 * width
+    near = abs(max(scale, 1 / scale) ** 2 - width) < FACTOR_SHARE * width
     if 1e-3 < scale < 1e3 and near and math.isqrt(width) ** 2 != width:
         return f"\u221a{width}" if scale > 1 else f"1/\u221a{width}"
     return f"{scale:.4g}"

@@ -18,25 +18,27 @@ import torch
 from torch import Tensor
 
 from ...running.places import Place
+from ...running.tolerances import (
+    DIGEST_SHARE,
+    DIGEST_UNITS,
+    FLOOR_UNITS,
+    FLOOR_UNITS_OF_16_BITS,
+    MEASURED_NOISES,
+    MEASURED_UNITS,
+    MEASURED_UNITS_OF_16_BITS,
+    NUDGE_NOISES,
+    NUDGE_NOISES_OF_16_BITS,
+    OWN_UNITS,
+    RECORDED_UNITS,
+    UNNUDGED_UNITS,
+)
 from ...tracing.value import Value, plain
 from .layouts import difference, largest, sorted_apart, spread
 from .recording import name_of
 from .side import Side, unit_of
 
-NEAR = 1e-3  # of a value's size: digests that are looked at again
-NEAR_UNITS = 16  # the same in units of rounding, for 16 bits
-MOST = 6  # candidates for one value
-TIMES_NOISE = 16  # a difference so many times the noise is none of rounding
-OWN_ROUNDING = 4  # units of a coarser dtype that a value itself rounds by
-ROUNDING = 64  # units of rounding of the largest number, always allowed
-TIMES_NOISE_OF_16_BITS = 4
-ROUNDING_OF_16_BITS = 2  # of which 64 units are half the number
-ROUNDING_OF_MEASURED_16_BITS = 1
-ROUNDING_ALONE = 2**12  # the same where no weights can be nudged
-ROUNDING_OF_RECORDINGS = 2**9  # less than exact GELU differs from tanh's
-# the two where the noise is the left's own, measured against its float64 run
-TIMES_MEASURED, ROUNDING_MEASURED = 8, 4
-AT_ONCE = 2**27  # numbers that are kept of one side at a time: 1 GiB
+CANDIDATES_OF_A_VALUE = 6
+NUMBERS_KEPT = 2**27  # of one side at a time: 1 GiB
 
 # the float64 run of a side, and by its numbers those of the side's values
 Exact = tuple[Side, dict[int, int]]
@@ -121,7 +123,7 @@ def match(
             other.by_heads = True
             other.record()
     eps = max(torch.finfo(side.dtype).eps for side in (left, right))
-    near = max(NEAR, NEAR_UNITS * eps, 2 * tolerance)
+    near = max(DIGEST_SHARE, DIGEST_UNITS * eps, 2 * tolerance)
     candidates = _propose(left.values, right.values, near)
     scores = left.normalised, right.normalised
     forced = {*named}
@@ -174,7 +176,7 @@ def _propose(
         marks = np.stack([other.digest.marks for other in others])
         scale = np.maximum(np.abs(ours.marks), ours.size)
         apart = (np.abs(marks - ours.marks) / scale).max(1)
-        order = apart.argsort(kind="stable")[:MOST]
+        order = apart.argsort(kind="stable")[:CANDIDATES_OF_A_VALUE]
         near = [others[i].number for i in order if apart[i] <= within]
         if near:
             proposed[value.number] = near
@@ -197,7 +199,8 @@ def _batches(
     """Split numbers so that the values of each part fit into memory."""
     ends = accumulate(math.prod(values[number].shape) for number in numbers)
     for _, batch in groupby(
-        zip(numbers, ends, strict=True), key=lambda pair: pair[1] // AT_ONCE
+        zip(numbers, ends, strict=True),
+        key=lambda pair: pair[1] // NUMBERS_KEPT,
     ):
         yield [number for number, _ in batch]
 
@@ -256,21 +259,21 @@ def _tolerances(
     left in float64, where it runs in less.
     """
     whole = left.nudgeable or left.only_scores
-    units = ROUNDING if whole else ROUNDING_ALONE
-    times = TIMES_NOISE
+    units = FLOOR_UNITS if whole else UNNUDGED_UNITS
+    times = NUDGE_NOISES
     if left.values[0].place.recorded and not left.only_scores:
-        units = ROUNDING_OF_RECORDINGS
+        units = RECORDED_UNITS
     least, most, exact = bounds
     eps = max(torch.finfo(left.dtype).eps, torch.finfo(right.dtype).eps)
     if exact:
-        units, times = ROUNDING_MEASURED, TIMES_MEASURED
+        units, times = MEASURED_UNITS, MEASURED_NOISES
     if eps > torch.finfo(torch.float32).eps:
-        units, times = ROUNDING_OF_16_BITS, TIMES_NOISE_OF_16_BITS
-        units = ROUNDING_OF_MEASURED_16_BITS if exact else units
+        units, times = FLOOR_UNITS_OF_16_BITS, NUDGE_NOISES_OF_16_BITS
+        units = MEASURED_UNITS_OF_16_BITS if exact else units
     unit = unit_of(left, right)
     sizes = {number: largest(value) for number, value in kept.items()}
     tolerance = {
-        number: size * max(units * eps, OWN_ROUNDING * unit)
+        number: size * max(units * eps, OWN_UNITS * unit)
         if number in coarse
         else size * units * eps
         for number, size in sizes.items()

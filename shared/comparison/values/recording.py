@@ -25,6 +25,11 @@ from ...running.context import isolated, one_run
 from ...running.errors import ModelRaised
 from ...running.places import Place
 from ...running.subject import Subject
+from ...running.tolerances import (
+    NORMALISED_NATS,
+    RECORDED_SCORES_SHARE,
+    SUM_SHARE_IN_16_BITS,
+)
 from ...running.variant import own
 from ...tracing.value import Value, digest, of_one_size, real
 from ...tracing.value import statistics as of_value
@@ -35,8 +40,6 @@ from .side import Side
 TOKENS = "tokens"
 TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
-ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
-NEAR = 0.05  # of a size: so near are scores that match
 WALKED = 2**16  # objects that are looked at for a function's weights
 SCORES = re.compile(r"(?i)logits|scores|probs|\b(lm_)?head$")  # in their name
 
@@ -134,7 +137,9 @@ class Recording(Side):
             array[2:4] if self.statistics else array
             for array in self.arrays.values()
             if self.top is None
-            and not bool((array.logsumexp(-1).abs() < ALL_BUT).all())
+            and not bool(
+                (array.logsumexp(-1).abs() < SUM_SHARE_IN_16_BITS).all()
+            )
         ]
         return self.dtype == torch.float32 and all(
             array.equal(array.to(kind).to(array.dtype)) for array in arrays
@@ -180,7 +185,7 @@ class Recording(Side):
                 i
                 for i, array in wide.items()
                 if log_probs.distance(digest(_log_probs(array)[0]))
-                < NEAR * log_probs.size
+                < RECORDED_SCORES_SHARE * log_probs.size
             ]
         if not like and self.named_scores is None:
             # a wider one is padded, as in C, or an inner value
@@ -290,7 +295,7 @@ def _is_inner(array: Tensor, other: Side | None) -> bool:
     """Whether an array may be a value on the other side's way to scores."""
     known = digest(array)
     return other is not None and any(
-        value.digest.distance(known) < NEAR * known.size
+        value.digest.distance(known) < RECORDED_SCORES_SHARE * known.size
         for value in other.values
         if value.number not in (other.last, other.normalised)
         and not value.digest.trivial
@@ -300,10 +305,10 @@ def _is_inner(array: Tensor, other: Side | None) -> bool:
 def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
     """Return log-probabilities, and what made them of the scores, or ""."""
     found = scores.double()
-    near_1 = (found.sum(-1) - 1).abs() < ALL_BUT
+    near_1 = (found.sum(-1) - 1).abs() < SUM_SHARE_IN_16_BITS
     if bool((near_1 & (found >= 0).all(-1)).all()):
         return found.log(), "log"
-    if bool((found.logsumexp(-1).abs() < 1e-4).all()):
+    if bool((found.logsumexp(-1).abs() < NORMALISED_NATS).all()):
         return found, ""
     return found.log_softmax(-1), "log_softmax"
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from ...running.places import Place
+from ...running.tolerances import FACTOR_SHARE
 
 NOWHERE = "nowhere on the other side"
 MOVED = "in another order"
@@ -91,7 +92,7 @@ class Divergence(Row):
         apart = ""
         if self.difference is not None:
             apart = f", {self.difference:.2g} apart"
-        if self.factor is not None and abs(self.factor - 1) < 1e-6:
+        if self.factor is not None and abs(self.factor - 1) < FACTOR_SHARE:
             order = "" if self.in_order else " in another order"
             output = f"its numbers are those of {left}{order}"
         elif self.factor is not None:

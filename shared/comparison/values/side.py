@@ -16,9 +16,10 @@ from ...running.places import code_of
 from ...running.ranks import local, local_gradient
 from ...running.rounding import nudge
 from ...running.subject import Subject
+from ...running.tolerances import NORMALISED_NATS
 from ...running.variant import Variant, own, precise
 from ...tracing.recorder import Recorder
-from ...tracing.value import FEWEST, number_layers, plain
+from ...tracing.value import FEWEST_DIFFERENT_NUMBERS, number_layers, plain
 
 NUMBERS_AT_ONCE = 2**22
 Reduce = Callable[[Tensor], Tensor]
@@ -138,7 +139,7 @@ class Side:
             )
         # the scores, and their log-softmax: the same if they are normalised
         self.last = self.normalised = last
-        says_log_probs = scores.double().logsumexp(-1).abs() < 1e-4
+        says_log_probs = scores.double().logsumexp(-1).abs() < NORMALISED_NATS
         if not says_log_probs.all():
             place = recorder.values[last].place
             place = replace(place, op="log_softmax", inside="taken here")
@@ -340,6 +341,6 @@ def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
             bound = 8 * MARKS * (2**64 // len(hashed)) - 2**63
             lowest = hashed[hashed < min(bound, 2**63 - 1)]
             marks = torch.cat([marks, lowest]).unique()[:MARKS]
-        if len(marks) >= FEWEST:
+        if len(marks) >= FEWEST_DIFFERENT_NUMBERS:
             kind = torch.float32 if once else torch.float64
             yield frozenset(marks.tolist()), torch.finfo(kind).eps

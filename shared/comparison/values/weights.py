@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...running.places import Place
+from ...running.tolerances import GRADIENT_UNITS
 from ...tracing.value import digest
 from ...validation import dtype_name
 from .layouts import largest, sorted_apart
@@ -19,7 +20,6 @@ SHOWN = 3  # weights without a counterpart that a sentence names
 Rows = Float[np.ndarray, "rows columns"]
 # by the hash of a row: the weight, whether it is a column of it, which one
 Index = dict[int, tuple[str, bool, int]]
-UNITS = 2**10  # units of rounding of the largest number of a gradient
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def first_difference(
         twins = [ours[twin].double() for twin in match.twins if twin in ours]
         apart = min(sorted_apart(one, right) for one in (left, *twins))
         size = largest(left)
-        if apart > UNITS * unit * max(size, largest(right)):
+        if apart > GRADIENT_UNITS * unit * max(size, largest(right)):
             lines = " and ".join(dict.fromkeys(map(str, detached)))
             why = f"; the right detaches at {lines}" if lines else ""
             sources = ", ".join(match.sources)

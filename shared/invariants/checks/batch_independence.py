@@ -29,8 +29,8 @@ from ..check import SkipCheck, Subject, check
 
 LEFT = next(case for case in MASKED if case.visible == SHOWN["a left-padded"])
 COUNTED = "position_ids"
-FEW = 5  # rows that are each tried
-FEWER = 3  # of a heavy model
+ROWS_TRIED = 5  # each of them
+ROWS_TRIED_OF_A_HEAVY_MODEL = 3
 MANY = (2, 3, 8, 16, 33)
 DRAWS = "in train mode random draws depend on the tokens"
 
@@ -88,16 +88,16 @@ def _where_open(
         return
     case, time = proof.at
     if proof.worn is not None:
-        yield proof.worn, time, FEW
+        yield proof.worn, time, ROWS_TRIED
     elif case.seed:
-        yield own(subject).run_as(case), time, FEW
+        yield own(subject).run_as(case), time, ROWS_TRIED
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
     """Yield a variant, a length and a number of rows; train mode, too."""
     variants = both(subject)  # the larger one is made where it is needed
     fresh, longest = next(variants), subject.block_size
-    few = FEWER if subject.heavy else FEW
+    few = ROWS_TRIED_OF_A_HEAVY_MODEL if subject.heavy else ROWS_TRIED
     seven, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
     for case in cases_of(ROWS, subject):  # every case, at one short length
         one = fresh.run_as(case)
@@ -202,7 +202,7 @@ def _batches(
     """Yield a row, another batch, its place there, and what was done."""
     rows, time = tokens.shape
     places = (*range(rows),)
-    short = time <= SHORT and rows <= FEW
+    short = time <= SHORT and rows <= ROWS_TRIED
     ends = sorted({0, 1 % rows, rows - 1} if short else {0, rows - 1})
     some = range(rows) if short else ends
     if not variant.case.training:  # other shapes have other dropout masks

@@ -2,10 +2,11 @@
 
 import torch
 
+from ...running.decoding import Decoder
 from ...running.errors import SkipCheck
 from ...running.model.sizes import WINDOW, all_declared
 from ...running.tokens import SHORT
-from ...tracing.pieces import Decoder, compare_generate
+from ...tracing.pieces import CacheComparison, compare_generate
 from ..check import Subject, check
 
 STEPS = 256  # tokens of a long text that are fed one by one, at most
@@ -34,66 +35,71 @@ def check_cache(subject: Subject) -> str:
     decoder = Decoder(subject)
     if decoder.convention is None:
         return compare_generate(subject, decoder.reason)
+    comparison = CacheComparison(decoder)
     subject = decoder.subject  # of as many rows as the cache has room for
     subject.require_no_noise()
-    decoder.require_reset(subject.lengths.fit(4), subject.generator())
-    decoder.require_plain(subject.lengths.fit(4), subject.generator())
+    comparison.require_reset(subject.lengths.fit(4), subject.generator())
+    comparison.require_plain(subject.lengths.fit(4), subject.generator())
     generator, longest = subject.generator(), subject.block_size
     time, told = subject.lengths.fit(7), ""
     with subject.budget.part("positions given", time):
-        told = decoder.compare_positions(time, generator)
+        told = comparison.compare_positions(time, generator)
 
     for batch in sorted({*map(subject.fit_rows, (1, 3, 5))}):
         for time in subject.fit(1, 7, 16):
             with subject.budget.part(f"{batch} rows", time):
                 ids = decoder.draw(batch, time, generator)
-                decoder.compare(ids, _splits(time))
+                comparison.compare(ids, _splits(time))
     if longest > SHORT:
-        _compare_long(decoder, generator)
+        _compare_long(comparison, generator)
     time = subject.lengths.fit(MEMO)
     with subject.budget.part("texts alike", time, 1 / 2):
-        decoder.compare_alike(time, generator)
+        comparison.compare_alike(time, generator)
     time = subject.lengths.fit(8)
     with subject.budget.part("two texts", time):
-        decoder.compare_two_texts(time, generator)
-        decoder.compare_padded(time, generator)
-        decoder.require_half(time, generator)
+        comparison.compare_two_texts(time, generator)
+        comparison.compare_padded(time, generator)
+        comparison.require_half(time, generator)
     refused = ""
     if decoder.most is not None:
         refused = f"; pieces of more than {decoder.most} tokens are refused"
         refused += ", and after the first of more than one" * decoder.then_one
     return (
         f"decoding: {decoder.convention.says}{told}: lengths to "
-        f"{subject.budget.reached}, one by one{_apart(decoder)}, whole and "
-        f"in pieces{refused}{decoder.note}"
+        f"{subject.budget.reached}, one by one{_apart(comparison)}, whole and "
+        f"in pieces{refused}{comparison.note}"
     )
 
 
-def _compare_long(decoder: Decoder, generator: torch.Generator) -> None:
+def _compare_long(
+    comparison: CacheComparison, generator: torch.Generator
+) -> None:
     """Feed long texts one by one, in chunks, and with a prompt."""
+    decoder = comparison.decoder
     subject, longest = decoder.subject, decoder.subject.block_size
     steps = min(longest, STEPS)
     with subject.budget.part("one by one", steps, 2 / 3):
-        decoder.compare(decoder.draw(1, steps, generator), [[1] * steps])
+        comparison.compare(decoder.draw(1, steps, generator), [[1] * steps])
     row = decoder.draw(1, longest, generator)
     said = [w.value for w in all_declared(decoder.model, WINDOW)]
     sizes = {*CHUNKS, *(w - w // 3 for w in said)}
     few = range(2, longest)
     with subject.budget.part("chunks", longest, 1 / 2):
         chunks = [_chunks(longest, n) for n in sorted(sizes) if n in few]
-        decoder.compare(row, chunks)
+        comparison.compare(row, chunks)
     half = longest // 2
     tail = [1] * min(4, longest - half - 1)
     rest = longest - half - sum(tail)
     with subject.budget.part("the longest text", longest):
-        decoder.compare(row, [[half, *tail, rest]])
-        decoder.require_an_end(decoder.draw(1, longest + 1, generator))
+        comparison.compare(row, [[half, *tail, rest]])
+        comparison.require_an_end(decoder.draw(1, longest + 1, generator))
 
 
-def _apart(decoder: Decoder) -> str:
+def _apart(comparison: CacheComparison) -> str:
     """Say up to where texts were fed one by one, if not to the longest."""
-    most = decoder.stepped
-    return f" to {most}" * (most < decoder.subject.budget.reached)
+    most = comparison.stepped
+    reached = comparison.decoder.subject.budget.reached
+    return f" to {most}" * (most < reached)
 
 
 def _chunks(time: int, size: int) -> list[int]:

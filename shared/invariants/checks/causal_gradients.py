@@ -6,8 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...running.rounding import FLOOR, is_real
+from ...running.rounding import is_real
 from ...running.tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
+from ...running.tolerances import FLOOR_UNITS
 from ...running.variant import Variant, both, precise
 from ...running.ways import TRAIN
 from ..check import SkipCheck, Subject, check
@@ -77,7 +78,7 @@ def _require_none_ahead(
         past = float(grads.masked_fill(future, 0.0).max())
         noise = past * torch.finfo(grads.dtype).eps
         size = float(ahead.max())
-        if not size > FLOOR * noise:
+        if not size > FLOOR_UNITS * noise:
             continue
         row, later = divmod(int(ahead.argmax()), time)
         with subject.budget.overtime():

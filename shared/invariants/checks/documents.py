@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ...proof.prover import prove_documents
 from ...running.documents import (
-    HIDES,
     NUMBERS,
-    ONES,
-    REPEATED,
     UNLIKE,
+    Beside,
+    Numbering,
     Packing,
     drawn,
     packings,
@@ -124,7 +123,8 @@ def _promised(
         if fault is None:
             lengths = spans({n for row in rows for n in row})
             text = f"documents of {lengths} tokens are apart by {way.words}"
-            text += "; with attention masks beside, too" * (ONES in way.beside)
+            masked = Beside.ONES in way.beside
+            text += "; with attention masks beside, too" * masked
             text += refused + _boundary(subject, way, rows[0])
             if way.mark is not None:
                 return text
@@ -160,7 +160,7 @@ def _first_fault(
     subject: Subject,
     way: Packing,
     rows: list[list[int]],
-    beside: tuple[str, ...] = ("",),
+    beside: tuple[Beside, ...] = (Beside.NOTHING,),
 ) -> Fault | None:
     generator = subject.generator()
     for variant in both(subject):  # the second one is made where it is needed
@@ -175,7 +175,7 @@ def _faults(
     variant: Variant,
     way: Packing,
     lengths: list[int],
-    beside: str,
+    beside: Beside,
     generator: torch.Generator,
 ) -> Iterator[Fault]:
     """Replace each document, then compare each with itself alone."""
@@ -188,7 +188,8 @@ def _faults(
         variant.run_as(way.case(lambda *_: lengths, training, beside))
         for training in (False, True)
     ]
-    hidden = lengths[-1] if beside == HIDES else 0  # of the last document
+    hides = beside is Beside.HIDES
+    hidden = lengths[-1] if hides else 0  # of the last document
     for run in runs:
         if fault := _moved(run, way, text, lengths, mine, hidden):
             yield fault
@@ -274,17 +275,18 @@ def _other_numbers(
     numbered, refused = way, ""
     mine = _by_document(lengths)
     in_turns = torch.stack([mine[::2].any(0), mine[1::2].any(0)])
-    for words in NUMBERS:
-        other = way.numbered(words)
-        groups = in_turns if words == REPEATED else mine
+    for numbering in NUMBERS:
+        other = way.numbered(numbering)
+        turns = numbering is Numbering.IN_TURNS
+        groups = in_turns if turns else mine
         try:
             fault = _by_numbers(subject, other, lengths, groups)
         except ModelRaised as error:
-            refused += f"; not tried: {words} ({error})"
+            refused += f"; not tried: {numbering.value} ({error})"
             continue
         if fault is not None:
             return fault, numbered, refused
-        numbered = numbered if words == REPEATED else other
+        numbered = numbered if turns else other
     return None, numbered, refused
 
 

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from ...running.rounding import FLOOR, floor_of, is_real, rounding
+from ...running.rounding import floor_of, is_real, rounding
+from ...running.tolerances import FLOOR_UNITS
 from ...running.variant import Variant, both
 from ...validation import dtype_name
 from ..check import SkipCheck, Subject, check
@@ -51,7 +52,7 @@ def _require_sums(variant: Variant) -> float:
     if not subject.says_log_probs and size > NORMALISED:
         raise SkipCheck("logits, which need not be normalised")
     # what is computed in float32 inside keeps float32's rounding
-    inner = FLOOR * torch.finfo(torch.float32).eps
+    inner = FLOOR_UNITS * torch.finfo(torch.float32).eps
     if size > floor_of(scores.dtype) * noise and (
         size > inner
         or is_real(variant.model, lambda: sums(variant.scores(tokens)), noise)

@@ -21,7 +21,7 @@ from ..check import SkipCheck, Subject, check
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 COARSE = 1e-3  # a share that float32's rounding does not reach
-ALIKE = 1e-5  # share of the effect of another id: less is no effect
+EFFECT_SHARE = 1e-5  # share of the effect of another id: less is no effect
 HEAVY_LENGTH = 64  # tokens of the texts that are swapped first
 
 
@@ -94,7 +94,7 @@ def _swapped_in_vain(
                 text[other] = others(text[one], vocab, generator)
             rows = [_swapped(text, one, other) for one, other in pairs]
             base, moved = _moved(variant, text, rows)
-            least = max(base, ALIKE * max(moved))
+            least = max(base, EFFECT_SHARE * max(moved))
             sizes = dict(zip(pairs, moved, strict=True))
             pairs = [pair for pair in pairs if sizes[pair] <= least]
             rows = [
@@ -105,7 +105,7 @@ def _swapped_in_vain(
             pairs = [
                 pair
                 for pair, count in zip(pairs, counts, strict=True)
-                if max(sizes[pair], base) < ALIKE * count
+                if max(sizes[pair], base) < EFFECT_SHARE * count
             ]
         return pairs
     return None

@@ -16,7 +16,7 @@ from ..embedding import Lookups
 from ..limits import on_cpu, refusal
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
-FEW = 16  # ids of a heavy model that are told apart: first and last ones
+ENDS_OF_IDS = 16  # of a heavy model, the first and the last ids are tried
 EXCLUDED = 100  # a score so far below the highest leaves no probability
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
@@ -97,7 +97,7 @@ def _require_told_apart(subject: Subject, ids: Int[Tensor, "ids"]) -> None:
         model = doubled(subject, variant.model)
         redraw_zeros(model, generator, matrices=True)
     if subject.heavy:
-        ids = torch.cat([ids[:FEW], ids[-FEW:]]).unique()
+        ids = torch.cat([ids[:ENDS_OF_IDS], ids[-ENDS_OF_IDS:]]).unique()
     texts = subject.draw(1, 2, generator).repeat(len(ids), 1)
     texts[:, -1] = ids
     shares = torch.randn(subject.vocab_size, generator=generator).double()

@@ -6,6 +6,7 @@ score, told with its place and its map.
 
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,86 +16,159 @@ from torch import Tensor
 
 from ....proof.proof import Proof
 from ....running.errors import Leaked
+from ....running.places import Place
 from ....running.rounding import floor_of
 from ....running.tokens import SHORT, draw, others
 from ....running.variant import Variant
-from ....tracing.lines import first_in_two_texts
+from ....tracing.lines import Line, first_in_two_texts
 from ....tracing.moved import influence_of
 from ....tracing.pictures import levels, text_map
-from ...leaks import Leak, LeakFinder, Trial
+from ...leaks import Evidence, LeakFinder, Trial
 
-FEW = 8  # tokens of a long text that are changed alone, in a heavy model
-MAP = 8  # tokens in the map of a leak, where it is as short
+TOKENS_CHANGED = 8  # of a heavy model's long text, one at a time
+MAP_TOKENS = 8  # in the map of a leak, where its text is as short
 
 
-def explain(leak: Leak, proof: Proof) -> AssertionError:
-    """Return the failure; its map is a note.
+@dataclass(frozen=True)
+class Leak:
+    """The facts of a failure: the position that sees tokens after it."""
 
-    Its first sentence says which position sees which token, and the line that
-    lets it through, which the proof knows; the smallest case, the rounding
-    and the way follow, each after a semicolon.
-    """
-    leak = smallest(leak)
-    trial, row, variant = leak.trial, leak.row, leak.trial.variant
-    base, changed = trial.base[row], trial.changed[row]
-    time = trial.time
-    differing = (base != changed).nonzero().flatten().tolist()
-    token, last = differing[0], differing[-1]
-    one = token == last
-    what = f"token {token}" if one else f"the tokens from {token} on"
-    case = f"token {token} changed from {base[token]} to {changed[token]}"
-    if not one:
-        case = f"tokens {token} to {last} drawn anew"
-    if time <= SHORT:
-        case += f" in the ids {' '.join(map(str, base.tolist()))}"
-    line = None
-    with suppress(Exception):  # a model may need what a mode takes away
-        line = first_in_two_texts(
-            variant.model,
-            (
-                partial(variant.scores, trial.base),
-                partial(variant.scores, trial.changed),
-            ),
-            (len(trial.base), trial.time),
-            leak.position + 1,
-            floor_of(getattr(torch, leak.dtype)) * leak.noise / leak.size,
-        )
-    known = line is not None and not proof.in_chunks
-    where = seen = f"first seen at {line}, " if known else ""
-    parts = [case, f"rounding there is {leak.noise:.1g} ({leak.dtype})"]
-    if proof.culprit is not None:
-        where = f"{proof.culprit} lets {'it' if one else 'them'} through, "
-        parts += [seen.rstrip(", ")] * known + [f"way: {proof.way}"]
-        path, op = Path(proof.culprit.path), proof.culprit.op
-        kind = op.rpartition("::")[2]  # quantized::linear_dynamic
+    position: int
+    token: int  # the first that was changed
+    last: int  # the last one
+    length: int  # tokens of the text
+    ids: tuple[int, ...]  # of the text
+    changed: int  # the new id of the first token
+    size: float  # by how much the score differs
+    noise: float  # the rounding there
+    dtype: str  # of the scores
+    case: str  # the call and the copy, as messages name them
+    line: Line | None  # the first at which the two texts differ
+    in_chunks: bool  # the proof sees it in chunks only: the line may be later
+    culprit: Place | None  # the line that should have stopped the token
+    way: str  # the token's way, as the proof tells it
+
+    @property
+    def one_token(self) -> bool:
+        """Whether a single token was changed."""
+        return self.token == self.last
+
+    @property
+    def place(self) -> Place | None:
+        """The line to mend, as far as it is known."""
+        found = None if self.line is None else self.line.place
+        return self.culprit or found
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether the line quantises the activations of all tokens at once."""
+        if self.culprit is None:
+            return False
+        kind = self.culprit.op.rpartition("::")[2]  # of quantized::linear_...
         dynamic = kind.startswith("linear_") and "dynamic" in kind
-        if dynamic or "torchao" in path.parts:  # it quantises activations
-            parts = [
-                "one scale of the activations is taken over all tokens of "
-                "all rows: a scale for each token lets none through",
-                *parts,
-            ]
-    text = (
-        f"position {leak.position} sees {what}: {where}at length {time}, by "
-        f"{leak.size:.2g}{variant.conditions}; {'; '.join(parts)}"
-    )
-    at = proof.culprit or (line.place if line else None)
+        return dynamic or "torchao" in Path(self.culprit.path).parts
+
+
+def explain(evidence: Evidence, proof: Proof) -> AssertionError:
+    """Return the failure at the smallest case; its map is a note."""
+    evidence = smallest(evidence)
+    leak = facts_of(evidence, proof)
+    at = leak.place
     error = Leaked(
-        text,
+        sentence_of(leak),
         at,
         position=leak.position,
-        token=token,
-        length=time,
+        token=leak.token,
+        length=leak.length,
         size=leak.size if math.isfinite(leak.size) else None,
         file=at.file if at else None,
         line=at.line if at else None,
     )
-    if time <= 2 * SHORT:
-        error.add_note(text_map(_map(variant, base)))
+    if leak.length <= 2 * SHORT:
+        trial = evidence.trial
+        map_ = _map(trial.variant, trial.base[evidence.row])
+        error.add_note(text_map(map_))
     return error
 
 
-def smallest(leak: Leak) -> Leak:
+def facts_of(evidence: Evidence, proof: Proof) -> Leak:
+    """Return the facts of a leak: those of its texts and of the proof."""
+    trial, row = evidence.trial, evidence.row
+    base, changed = trial.base[row], trial.changed[row]
+    differing = (base != changed).nonzero().flatten().tolist()
+    line = None
+    with suppress(Exception):  # a model may need what a mode takes away
+        line = _first_line(evidence)
+    return Leak(
+        position=evidence.position,
+        token=differing[0],
+        last=differing[-1],
+        length=trial.time,
+        ids=tuple(base.tolist()),
+        changed=int(changed[differing[0]]),
+        size=evidence.size,
+        noise=evidence.noise,
+        dtype=evidence.dtype,
+        case=trial.variant.conditions,
+        line=line,
+        in_chunks=proof.in_chunks,
+        culprit=proof.culprit,
+        way=proof.way,
+    )
+
+
+def _first_line(evidence: Evidence) -> Line | None:
+    """Return the first line at which the position's two texts differ."""
+    trial, variant = evidence.trial, evidence.trial.variant
+    unit = evidence.noise / evidence.size
+    return first_in_two_texts(
+        variant.model,
+        (
+            partial(variant.scores, trial.base),
+            partial(variant.scores, trial.changed),
+        ),
+        (len(trial.base), trial.time),
+        evidence.position + 1,
+        floor_of(getattr(torch, evidence.dtype)) * unit,
+    )
+
+
+def sentence_of(leak: Leak) -> str:
+    """Return the words of a failure.
+
+    The first clause says which position sees which token, and the line that
+    lets it through, which the proof knows; the smallest case, the rounding
+    and the way follow, each after a semicolon.
+    """
+    what = f"the tokens from {leak.token} on"
+    case = f"tokens {leak.token} to {leak.last} drawn anew"
+    if leak.one_token:
+        what = f"token {leak.token}"
+        old = leak.ids[leak.token]
+        case = f"{what} changed from {old} to {leak.changed}"
+    if leak.length <= SHORT:
+        case += f" in the ids {' '.join(map(str, leak.ids))}"
+    known = leak.line is not None and not leak.in_chunks
+    seen = [f"first seen at {leak.line}"] * known
+    parts = [case, f"rounding there is {leak.noise:.1g} ({leak.dtype})"]
+    where = "".join(f"{words}, " for words in seen)
+    if leak.culprit is not None:
+        them = "it" if leak.one_token else "them"
+        where = f"{leak.culprit} lets {them} through, "
+        parts += [*seen, f"way: {leak.way}"]
+    if leak.one_scale:
+        parts = [
+            "one scale of the activations is taken over all tokens of "
+            "all rows: a scale for each token lets none through",
+            *parts,
+        ]
+    return (
+        f"position {leak.position} sees {what}: {where}at length "
+        f"{leak.length}, by {leak.size:.2g}{leak.case}; {'; '.join(parts)}"
+    )
+
+
+def smallest(leak: Evidence) -> Evidence:
     """Return the leak at the smallest length, from a single token."""
     trial = leak.trial
     subject = trial.variant.subject
@@ -117,12 +191,12 @@ def _of_one_token(
     base: Int[Tensor, "time"],
     changed: Int[Tensor, "time"],
     first: int,
-) -> Leak | None:
+) -> Evidence | None:
     """Return a leak from changing one token only, or None."""
     time = base.numel()
     splits = list(range(first, time))
     if variant.subject.heavy and time > SHORT:
-        splits = splits[:FEW]
+        splits = splits[:TOKENS_CHANGED]
     rows = base.repeat(len(splits), 1)
     other = rows.clone()
     other[range(len(splits)), splits] = changed[splits]
@@ -132,9 +206,9 @@ def _of_one_token(
 def _map(
     variant: Variant, ids: Int[Tensor, "time"]
 ) -> Float[Tensor, "length length"]:
-    """Return the influence matrix, of eight tokens if they leak, too."""
+    """Return the influence matrix, of eight tokens if they leak as well."""
     subject = variant.subject
-    more = max(0, subject.lengths.fit(MAP) - ids.numel())
+    more = max(0, subject.lengths.fit(MAP_TOKENS) - ids.numel())
     rest = draw(subject.vocab_size, 1, more, subject.generator())[0]
     longer, short = (
         influence_of(variant, tokens)

@@ -14,6 +14,7 @@ from ....running.model.calling import tensors_in
 from ....running.operations import quantised
 from ....running.ranks import current, largest_of, local, local_gradient
 from ....running.tokens import rows_at_once
+from ....running.tolerances import FLOAT32_SHARE
 from ....running.variant import Variant, changeable, larger
 from ....running.ways import TRAIN
 from ...check import Subject, check
@@ -30,7 +31,6 @@ from .dead_parts import (
 
 STEPS = 5  # of training, until no factor behind a zero is 0
 OWN_LOSS = "of the loss"
-ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
 
 
 @check()
@@ -68,7 +68,7 @@ def check_gradient_flow(subject: Subject) -> str:
     unit = max(
         torch.finfo(p.dtype).eps for p in variant.parameters if p.requires_grad
     )
-    least = max(ROUNDING_SHARE, 16 * unit) * max(sizes.values())
+    least = max(FLOAT32_SHARE, 16 * unit) * max(sizes.values())
     faint = [name for name, size in sizes.items() if 0 < size < least]
     by_loss = _by_loss_alone(subject, sizes, scored)
     hooked = [n for n, p in model.named_parameters() if p._backward_hooks]

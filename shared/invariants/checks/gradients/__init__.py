@@ -18,7 +18,8 @@ from ....running.ranks import (
     local,
     local_gradient,
 )
-from ....running.rounding import FLOOR, Inside, require_finite
+from ....running.rounding import Inside, require_finite
+from ....running.tolerances import FLOOR_UNITS
 from ....running.variant import Variant, changeable, doubled, redraw_zeros
 from ....running.ways import EVAL, INFERENCE, TRAIN
 from ...check import Subject, check
@@ -100,7 +101,7 @@ def _compare(
         gradients(scores),
         lambda: float((variant.scores(tokens) * weights).sum()),
         inside.unit ** (1 / 3),
-        FLOOR * inside.unit * float((scores.detach() * weights).norm()),
+        FLOOR_UNITS * inside.unit * float((scores.detach() * weights).norm()),
         generator,
         _coarser(backwards, inside),
     )
