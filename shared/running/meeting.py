@@ -60,6 +60,7 @@ from .model.inputs import (
     with_targets,
 )
 from .model.kept_state import KeptState, changed, values_of
+from .model.keywords import read_otherwise
 from .model.sizes import (
     LENGTH,
     ROWS,
@@ -704,6 +705,9 @@ def find_inputs(variant: Variant) -> Subject:
         found += answered
         closed |= {*declared.make(tokens)} if answered else set()
     never += [n for n in names if n not in closed and not passed_over(n)]
+    called = getattr(variant.model, caller.method or "", variant.model)
+    for function in (called, variant.model)[: 1 + with_own]:
+        never += [n for n in read_otherwise(function) if n not in never]
     masked = caller.takes_mask
     found += together(found, masked)
     if caller.target_name is not None:

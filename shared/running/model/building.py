@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from ..context import callers_device, isolated, modes_kept
 from ..errors import HookRaised, UnusableModel, place_of, sentence
 from ..ranks import together
-from .kept_state import parted_by_copy
+from .kept_state import other_in_copy, parted_by_copy
 
 # --- Models in wrappers ------------------------------------------------------
 
@@ -249,6 +249,8 @@ def deep_copy(model: nn.Module) -> nn.Module:
         raise ValueError(why)
     if shared:
         copied = copy.deepcopy(model, {id(t): t for t in shared})
+    if other := other_in_copy(model, copied):
+        raise ValueError(f"a copy has another {other}")
     pairs = zip(model.parameters(), copied.parameters(), strict=True)
     for parameter, twin in pairs:
         if hooks := parameter._backward_hooks:
