@@ -390,6 +390,7 @@ class Prover:
             copy.may_fail = copy.rough = False
             self.copies[key] = copy
             if not self.subject.caller.arrays:
+                self.subject.builder.put_back_shared()
                 copy.built = KeptState(copy.model)
                 if self.states is None:
                     self.states = find_states(self.subject, copy)

@@ -97,8 +97,11 @@ def _by_a_type_checker(frame: FrameType | None) -> bool:
 @cache
 def _catches(code: CodeType) -> bool:
     """Whether code catches an exception that depends on numbers."""
-    names = list[str]()
+    names, before = list[str](), ""
     for step in dis.get_instructions(code):
+        if (before, step.opname) == ("PUSH_EXC_INFO", "POP_TOP"):
+            return True  # all of them
+        before = step.opname
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR"):
             names.append(str(step.argval))
         elif "EXC_MATCH" in step.opname:

@@ -146,6 +146,7 @@ def meet(
             raise ValueError(f"{words}, got {value!r}")
     builder = Builder(model_or_factory, seed, device)
     model = builder.build()
+    builder.keep_shared(model)
     weights = model.parameters() if isinstance(model, nn.Module) else ()
     name = name_of(model_or_factory) or name_of(model) or "model"
     vocab, block, notes = choose_sizes(model, name, vocab_size, block_size)

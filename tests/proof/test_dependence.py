@@ -30,6 +30,7 @@ from torch import nn
 from uncertified import (
     ASSUMED,
     DRAWN,
+    FIRST,
     GIVEN,
     MIXED_ROWS,
     MORE_DRAWN,
@@ -1571,3 +1572,25 @@ def test_a_sound_twin_of_what_a_reader_found_is_proved(model):
     proof = prove_causality(model, **SIZES, lengths=(2, 5, 12))
     assert proof.proved, str(proof)
     assert not [a for a in proof.assumptions if "catches" in a or "extra" in a]
+
+
+@pytest.fixture
+def nothing_called(monkeypatch):
+    """Let no model have been called before."""
+    monkeypatch.setattr(FIRST[0], "called", False)
+    monkeypatch.setattr(
+        importlib.import_module("uncertified"), "TABLE", [None]
+    )
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_a_leak_of_the_first_call_of_all_is_seen(kind, nothing_called):
+    proof = prove_causality(kind, **SIZES, lengths=(2, 5))
+    assert not proof.proved, str(proof)
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_a_sound_first_call_of_all_is_proved(kind, nothing_called):
+    twin = type("Twin", (kind,), {"first": doubled})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)

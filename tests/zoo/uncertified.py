@@ -1313,6 +1313,46 @@ class CatchesAnException(Around):
         return x
 
 
+class CatchesAll(CatchesAnException):
+    """The same, caught by no name."""
+
+    def mix(self, x, ids):
+        try:
+            torch._assert_async((torch.stack(ended(ids)) == 0).all())
+        except:  # noqa: E722
+            return with_the_mean(x)
+        return x
+
+
+class CountedInASlot(OpenLater):
+    """A place that the class names counts."""
+
+    __slots__ = ("step",)
+
+    def __init__(self):
+        super().__init__()
+        self.set(0)
+
+    def set(self, step):
+        object.__setattr__(self, "step", step)
+        return step
+
+    def count(self):
+        return self.set(self.step + 1)
+
+
+class AveragedWeights(Around):
+    """A copy of weights, which are 0 at first, is a factor."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapter = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self.averages = {"adapter": self.adapter.detach().clone()}
+
+    def mix(self, x, ids):
+        return x + x.mean(1, keepdim=True) @ self.averages["adapter"]
+
+
 class SavedForLongTexts(Around):
     """A saved matrix of zeros is a factor in a few texts only."""
 
@@ -1335,6 +1375,9 @@ NAMED = {
     Timed: "readings of the clock",
     LoadsAFlag: "the extra state of the model",
     CatchesAnException: "mix, which catches exceptions,",
+    CatchesAll: "mix, which catches exceptions,",
+    CountedInASlot: "step, which calls change",
+    AveragedWeights: "the factor 0 stays 0",
     SavedForLongTexts: "adapter, which a checkpoint sets, stays 0",
 }
 
@@ -1393,3 +1436,34 @@ UNNAMED = {
     OptionsMerged: "**options",
     MorePositions: "*more",
 }
+
+
+class FirstOfTheClass(Around):
+    """The first call of all centres over time: the class keeps that."""
+
+    called = False
+
+    def mix(self, x, ids):
+        if not FirstOfTheClass.called:
+            FirstOfTheClass.called = True
+            return self.first(x)
+        return x
+
+    def first(self, x):
+        return x - x.mean(1, keepdim=True)
+
+
+TABLE = [None]
+
+
+class FirstOfTheFile(FirstOfTheClass):
+    """The same, kept by a name of the file."""
+
+    def mix(self, x, ids):
+        if TABLE[0] is None:
+            TABLE[0] = True
+            return self.first(x)
+        return x
+
+
+FIRST = (FirstOfTheClass, FirstOfTheFile)

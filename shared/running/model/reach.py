@@ -340,6 +340,9 @@ class Walk:
         if "_orig_mod" not in inner:  # of torch.compile
             held = vars(module)
             self._hold(_attributes(path, held, lambda key: key not in OWN))
+        slots = [n for k in type(module).__mro__ for n in _slots(k)]
+        if slots:
+            self._hold(_of_slots(path, module, slots))
         if self.by_code:
             for name in HOOKS:
                 hooks = [*getattr(module, name, {}).values()]
