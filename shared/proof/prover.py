@@ -208,9 +208,9 @@ class Prover:
         """Return cases in which other random numbers choose the path."""
         draws = self.states.draws if self.states is not None else ()
         generator = self.subject.generator()
-        drawing = {
-            training for name, training in draws if name not in UNSEEDED
-        }
+        drawing = {mode for name, mode in draws if name not in UNSEEDED}
+        if FREE in self.notes.reads.values() and not self.subject.heavy:
+            drawing = {False, True}  # torch's draws may choose the path
         modes = [m for m in (False, True) if on_any(m in drawing)]
         drawn = torch.randint(1, 1 << 31, (SEEDS,), generator=generator)
         seeds = drawn.tolist()

@@ -44,6 +44,7 @@ from uncertified import (
     MergedInTraining,
     Options,
     SavedZeros,
+    SeldomByTorch,
     SeldomMixedUp,
     pads,
     scores,
@@ -1592,5 +1593,11 @@ def test_a_leak_of_the_first_call_of_all_is_seen(kind, nothing_called):
 @pytest.mark.parametrize("kind", FIRST)
 def test_a_sound_first_call_of_all_is_proved(kind, nothing_called):
     twin = type("Twin", (kind,), {"first": doubled})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
+
+
+def test_a_sound_path_that_torch_draws_is_proved():
+    twin = type("Twin", (SeldomByTorch,), {"other": doubled})
     proof = prove_causality(twin, **SIZES, lengths=(2, 5))
     assert proof.proved, str(proof)

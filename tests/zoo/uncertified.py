@@ -1130,13 +1130,26 @@ class SeldomByBits(Seldom):
         return np.random.Generator(self.bits).random() < 1e-3
 
 
+class SeldomByTorch(Seldom):
+    """One call of ten mixes all by a draw of torch's."""
+
+    def draw(self):
+        return torch.rand(()) < 0.1
+
+
 MORE_DRAWN = (
     *(SeldomByANewGenerator, SeldomByANewGeneratorOfNumPy, SeldomBySecrets),
     *(SeldomByTheSystem, SeldomInAKeptState, SeldomByBits),
 )
 UNCERTIFIED |= {
     kind.__name__: kind
-    for kind in (*MORE_DRAWN, MergedInTraining, MetInData, MetInALongText)
+    for kind in (
+        *MORE_DRAWN,
+        SeldomByTorch,
+        MergedInTraining,
+        MetInData,
+        MetInALongText,
+    )
 }
 
 
