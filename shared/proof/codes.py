@@ -289,6 +289,17 @@ class Storages:
         assert shadow is not None
         return shadow.view(tensor)
 
+    def lives(self, key: int) -> bool:
+        """Whether a storage lives still."""
+        return key in self._of and not self._of[key][0].expired()
+
+    def refill(self, key: int, code: int) -> None:
+        """Give all of a storage that is known another code."""
+        shadow = self._of[key][1]
+        shadow.codes = full(code, 1).expand(math.prod(shadow.size))
+        shadow.size, shadow.stride = (math.prod(shadow.size),), (1,)
+        shadow.low, shadow.top = code, code
+
     def fill(self, tensor: Tensor, code: int) -> None:
         """Give a whole storage one code."""
         storage = tensor.untyped_storage()

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..running.errors import ModelRaised
 from ..running.model.calling import find_loss
 from ..running.model.kept_state import KeptState
 from ..running.model.reach import Walk
-from ..running.operations import UNSET
+from ..running.operations import UNSET, is_plain
 from ..running.places import Place, find_place
 from ..running.ranks import largest, on_any
 from ..running.variant import Variant
-from .codes import CODES, FREE, LONGEST, plain
+from .codes import CODES, FREE, KNOWN, LONGEST, plain
 from .leaving import followed
 from .losses import Compared
 from .shadows import Notes, Shadows, Step
@@ -38,12 +38,14 @@ class Followed:
         moving: names of tensors that calls go on changing: they can have any
             value, as weights can.
         free: other tensors that can.
+        derived: codes of tensors that calls compute from weights, by name.
     """
 
     variant: Variant
     kept: KeptState | None
     moving: tuple[str, ...] = ()
     free: tuple[Tensor, ...] = ()
+    derived: dict[str, Tensor] = field(default_factory=dict)
 
     def reset(self) -> None:
         """Put back what the model held in this state."""
@@ -64,6 +66,17 @@ class Followed:
         held = {} if self.kept is None else self.kept.tensors
         moving = [held[name] for name in self.moving if name in held]
         return [*self.variant.parameters, *moving]
+
+    def shadows(
+        self, routing: bool = False, tape: Any = None, **more: Any
+    ) -> Shadows:
+        """Return what carries the codes of a run, with those of the state."""
+        found = Shadows(self.parameters, routing, tape, free=self.free, **more)
+        held = {} if self.kept is None else self.kept.tensors
+        for name, codes in self.derived.items():
+            if name in held:
+                found.mark(held[name], codes)
+        return found
 
     def __call__(
         self, tokens: Tokens, targets: Tokens | None
@@ -159,8 +172,7 @@ def follow(
         tape: called with each step.
     """
     run.reset()
-    free = getattr(run, "free", ())
-    shadows = Shadows(run.parameters, routing, tape, free=free)
+    shadows = run.shadows(routing, tape)
     allowed = _mark(shadows, tokens, targets, order)
     if order.losses and targets is not None:
         shadows.tape = Compared(shadows, tokens, targets, order.target)
@@ -172,17 +184,28 @@ def follow(
     return Found(reached, allowed, shadows.notes, shadows.path, scores)
 
 
-def left_by_tokens(
+def left_by_call(
     run: Followed, tokens: Tokens, targets: Tokens | None = None
-) -> list[str]:
-    """Return the names of tensors in which a run leaves numbers of tokens."""
+) -> dict[str, Tensor | None]:
+    """Return the tensors in which a run leaves numbers that vary, by name.
+
+    With the codes of numbers of weights and random draws; None: they are
+    of tokens.
+    """
     run.reset()
-    shadows = Shadows(run.parameters)
+    shadows = run.shadows()
     _mark(shadows, tokens, targets, POSITIONS)
     with followed(shadows):
         run(tokens, targets)
     held = Walk(run.variant.model).tensors
-    found = [name for name, t in held.items() if shadows.latest(t) > FREE]
+    weights = {*map(id, run.parameters)}
+    found = dict[str, Tensor | None]()
+    for name, tensor in held.items():
+        weight = id(tensor) in weights or isinstance(tensor, nn.Parameter)
+        latest = KNOWN if weight else shadows.latest(tensor)
+        if latest >= FREE:
+            plain_one = latest == FREE and is_plain(type(tensor))
+            found[name] = shadows.codes(tensor) if plain_one else None
     run.reset()
     return found
 
@@ -302,7 +325,7 @@ def control(
 
     def through(given: Tokens, **how: Any) -> None:
         run.reset()
-        shadows = Shadows(run.parameters, routing, **how)
+        shadows = run.shadows(routing, **how)
         _mark(shadows, given, targets, order)
         with followed(shadows):
             run(given, targets)

@@ -1,12 +1,13 @@
 """Numbers that leave torch: in texts, lists, storages and scripts."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -20,6 +21,8 @@ from .shadows import BY_SIZES, Shadows
 
 TEXTS = ("tolist", "__repr__", "__str__")
 LEAVES = ("numpy", "__array__", "__dlpack__", "data_ptr")
+# They call a function of Python's for each number.
+BY_PYTHON = ("apply_", "map_", "map2_")
 # A storage for which others than the kit ask: torch.save, pickle, ctypes.
 STORAGES = ("untyped_storage", "storage", "_typed_storage")
 # They read tensors in lists without an operation.
@@ -57,9 +60,11 @@ class _Leaving(TorchFunctionMode):
             self._read(name, tensors_in(args[:1]), name in LEAVES)
         elif name in STORAGES and not _is_ours(sys._getframe(1)):
             self._read(name, tensors_in(args[:1]), True)
+        elif name in BY_PYTHON:
+            self._read(name, tensors_in(args), True)
         elif name in FROM_LISTS:
-            self._read(name, tensors_in(filter(_is_list, args)))
-            self._read(name, tensors_in(filter(_is_list, kwargs.values())))
+            given = filter(_is_list, (*args, *kwargs.values()))
+            self._read(name, [*_tensors_within(given)])
         elif name in BY_SIZES:
             self._read(name, tensors_in((*args[1:], *kwargs.values())))
         elif name in NUMBERS and not _is_ours(sys._getframe(1)):
@@ -98,7 +103,19 @@ class _Leaving(TorchFunctionMode):
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
+    """Whether torch reads a value as a list: a deque is one as well."""
+    if isinstance(value, Tensor | str | bytes | dict | np.ndarray):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def _tensors_within(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists of any kind."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif _is_list(value):
+            yield from _tensors_within([*value])
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -16,6 +16,7 @@ from ..running.ways import TRAIN, Case
 from ..validation import dtype_name
 from .codes import FREE
 from .shadows import Notes
+from .sources import CLOCK, SYSTEM, TORCHS_SEED
 
 HALF = 0.5  # of a mask's number: as long as scores stay below
 CLAIMS = {
@@ -27,6 +28,9 @@ CLAIMS = {
 DRAWN = {
     PYTHON: "Python's random numbers",
     "NumPy": "NumPy's random numbers",
+    SYSTEM: "the system's random numbers",
+    CLOCK: "readings of the clock",
+    TORCHS_SEED: "branches on torch's seed",
 }
 MAIN = ("in eval mode", "in train mode")
 ALSO = {  # in the name of a way, and what a reader needs of it
@@ -267,7 +271,14 @@ class Proof:
     def depend_on_draws(self, name: str) -> None:
         """Make the proof conditional on draws that torch does not make."""
         what = DRAWN.get(name, f"the random numbers of {name}")
-        self.conditions.append(f"{what} take the same path")
+        on = self.assumptions if name == CLOCK else self.conditions
+        on.append(f"{what} take the same path")
+
+    def keep_catching(self, name: str) -> None:
+        """Assume that code which catches exceptions goes on as it did."""
+        self.assumptions.append(
+            f"{name}, which catches exceptions, takes the same path"
+        )
 
     def rest_on(self, notes: Notes, is_module: bool) -> None:
         """Say what the proof rests on."""

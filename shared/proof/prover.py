@@ -60,6 +60,7 @@ from .engine import (
 )
 from .proof import Open, Proof
 from .shadows import OUTSIDE, Notes
+from .sources import UNSEEDED
 from .states import States, extra_states, find_states, saved_constants
 
 # --- The prover --------------------------------------------------------------
@@ -209,7 +210,9 @@ class Prover:
         """Return cases in which other random numbers choose the path."""
         draws = self.states.draws if self.states is not None else ()
         generator = self.subject.generator()
-        drawing = {training for _, training in draws}
+        drawing = {mode for name, mode in draws if name not in UNSEEDED}
+        if FREE in self.notes.reads.values() and not self.subject.heavy:
+            drawing = {False, True}  # torch's draws may choose the path
         modes = [m for m in (False, True) if on_any(m in drawing)]
         drawn = torch.randint(1, 1 << 31, (SEEDS,), generator=generator)
         seeds = drawn.tolist()
@@ -240,6 +243,8 @@ class Prover:
             proof.keep_unread(name, kind)
         for name in states.fixed:
             proof.keep(name)
+        for name in states.catching:
+            proof.keep_catching(name)
         for name in dict.fromkeys(name for name, _ in states.draws):
             proof.depend_on_draws(name)
 
@@ -268,8 +273,8 @@ class Prover:
         heavy, fit = self.subject.heavy, self.subject.lengths.fit
         others = [c for c in others if not (c.copy or c.crowd or heavy)]
         yield from ((case, fit(CONTROL)) for case in (*self.main, *others))
-        if not heavy:
-            yield from ((case, fit(LONG_CONTROL)) for case in self.main)
+        lengths = self.lengths[-1:] if heavy else reversed(self.lengths)
+        yield from product(self.main, lengths)
 
     def _is_free(
         self,
@@ -387,16 +392,18 @@ class Prover:
             copy.may_fail = copy.rough = False
             self.copies[key] = copy
             if not self.subject.caller.arrays:
+                self.subject.builder.put_back_shared()
                 copy.built = KeptState(copy.model)
                 if self.states is None:
                     self.states = find_states(self.subject, copy)
         copy = self.copies[key]
-        moving = self.states.moving if self.states is not None else ()
+        states = self.states or States()
         if self.after:
             assert self.states is not None
             copy = replace(copy, built=self.states.worn)
         variant = Variant(self.subject, copy, case)
-        return Followed(variant, copy.built, moving)
+        kept, derived = copy.built, states.derived
+        return Followed(variant, kept, states.moving, derived=derived)
 
     def texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
         """Return tokens, and targets if they are given."""
@@ -511,8 +518,12 @@ class Prover:
         return f"{most:.2g} apart at length {time}"
 
     def _may_part(self) -> bool:
-        """Whether other tokens may take another path, by the conditions."""
-        return bool(self.notes.reads or self.notes.routed)
+        """Whether other tokens may take another path, by the conditions.
+
+        Weights and random numbers that code reads are the same in each run.
+        """
+        reads = self.notes.reads.values()
+        return bool(self.notes.routed) or any(code > FREE for code in reads)
 
     def _control_sizes(self, lengths: list[int]) -> set[int]:
         """Return a short length, and a longer one unless the model is heavy.

@@ -627,7 +627,11 @@ def multiply(a: Tensor, b: Tensor, za: Tensor, zb: Tensor) -> Tensor:
 
 def _product(call: Call, first: str, second: str) -> Tensor:
     a, b = call.plain(first), call.plain(second)
-    return multiply(a, b, call.zeros(first), call.zeros(second))
+    zeros = call.zeros(first), call.zeros(second)
+    shut = any(z.numel() and bool(z.all()) for z in zeros)
+    if shut and bool((a > 0).any() | (b > 0).any()):
+        call.note("zeros", 0.0)  # no mask, but a gate
+    return multiply(a, b, *zeros)
 
 
 @rule("mm bmm _int_mm _scaled_mm")

@@ -128,6 +128,23 @@ def _changed_by(result, tensors, written):
     return outs, [t for t in written if all(t is not o for o in outs)]
 
 
+Memory = tuple[int, int]  # where it starts and ends
+
+
+def _memory_of(tensor: Tensor) -> Memory | None:
+    if tensor.device.type != "cpu":
+        return None
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return (start, start + storage.nbytes()) if storage.nbytes() else None
+
+
+def _overlap(one: Memory | None, other: Memory | None) -> bool:
+    if one is None or other is None:
+        return False
+    return one[0] < other[1] and other[0] < one[1]
+
+
 class Shadows(Operations):
     """Carries codes beside numbers.
 
@@ -160,6 +177,9 @@ class Shadows(Operations):
         self.inside = 0  # formulas that are being written out
         self.coming: dict[int, Any] = {}  # codes from other ranks
         self.sent: list[Any] = []  # codes on their way to them
+        # memory that no operation made: where each lies; what was written
+        self.outside: dict[int, Memory] = {}
+        self.written: list[Tensor] = []
         for parameter in map(local, parameters):
             for part in parts_of(parameter):
                 self.mark(part, FREE)
@@ -202,11 +222,33 @@ class Shadows(Operations):
             free = isinstance(tensor, nn.Parameter) or tensor.requires_grad
             free = free or in_fully_shard()  # it gathers weights in there
             self.mark(tensor, FREE if free else KNOWN)
+            self._meet_outside(tensor)
             if not free:
                 self._record(OUTSIDE, [tensor], None)
             shadow = self.storages.find(tensor)
             assert shadow is not None
         return shadow
+
+    def _meet_outside(self, tensor: Tensor) -> None:
+        """Note where memory lies: another may lie there, which was written."""
+        memory = _memory_of(tensor)
+        if memory is None:
+            return
+        self.outside[tensor.untyped_storage()._cdata] = memory
+        if any(_overlap(_memory_of(t), memory) for t in self.written):
+            self.mark(tensor, LONGEST)
+
+    def _write_outside(self, tensors: list[Tensor]) -> None:
+        """Let what lies in the same memory as a written tensor be anything."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if key not in self.outside or not self.storages.lives(key):
+                continue
+            self.written.append(tensor)  # no other memory lies there now
+            for other, memory in self.outside.items():
+                same = _overlap(_memory_of(tensor), memory)
+                if other != key and same and self.storages.lives(other):
+                    self.storages.refill(other, LONGEST)
 
     # --- Operations ---------------------------------------------------------
 
@@ -314,6 +356,8 @@ class Shadows(Operations):
             self.storages.write(out, code)
         for other in others if outs else ():  # changed, and not returned
             self.mark(other, max(top, KNOWN))
+        if top > FREE and written:
+            self._write_outside(written)
         self._record(name, outs + others, call)
         return result
 

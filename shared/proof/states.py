@@ -6,10 +6,12 @@ its tokens, or that calls go on changing, can have any value later. Every
 other difference from the model as it was built makes a second state.
 """
 
+import dis
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -28,13 +30,14 @@ from ..running.model.kept_state import (
     Values,
     changed,
     values_of,
-    versions_of,
 )
+from ..running.operations import calls_seen_by
 from ..running.ranks import on_any
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant
 from ..running.ways import EVAL, TRAIN, Case, to_be_tried
-from .engine import Followed, Tokens, left_by_tokens
+from .engine import Followed, Tokens, left_by_call
+from .sources import Sources
 
 SHORT_TOKENS = 5  # of the text of a call
 SYSTEM_RANDOM = random.SystemRandom.__name__
@@ -51,6 +54,8 @@ class States:
         unread: what cannot be read or put back: its kind, by name.
         draws: generators outside of torch that calls draw from, by name; in
             which modes.
+        derived: codes of tensors that calls compute from weights, by name.
+        catching: functions that catch exceptions.
         worn: the state after calls; None: it is the one that was built.
         calls: how many calls came before it, those in train mode.
     """
@@ -59,6 +64,8 @@ class States:
     fixed: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     draws: tuple[tuple[str, bool], ...] = ()
+    derived: dict[str, Tensor] = field(default_factory=dict)
+    catching: tuple[str, ...] = ()
     worn: KeptState | None = None
     calls: int = 0
 
@@ -67,14 +74,13 @@ def find_states(subject: Subject, copy: Copy) -> States:
     """Call a model as its users do, and return what the calls change."""
     assert copy.built is not None
     rounds = _Rounds(subject, copy)
-    at_first, versions = values_of(copy.model), versions_of(copy.model)
-    after = rounds.run(0)
-    written = on_any(versions_of(copy.model) != versions)
+    at_first, after = values_of(copy.model), rounds.run(0)
     if not on_any(bool(changed(at_first, after))):
         copy.built.put_back(always=True)
-        left = rounds.left_by_tokens() if written else {}
+        left, derived = rounds.left_by_calls()
         unread = rounds.unread()
-        return replace(rounds.found(), moving=tuple(left), unread=unread)
+        found = replace(rounds.found(), moving=tuple(left), unread=unread)
+        return replace(found, derived=derived)
     later = rounds.run(1)
     worn = KeptState(copy.model)
     count = rounds.training
@@ -88,13 +94,15 @@ def find_states(subject: Subject, copy: Copy) -> States:
     tensors = [n for n in rest if isinstance(_value(n, later, after), Tensor)]
     fixed = [n for n in rest if n not in tensors]
     same = not on_any(bool({*changed(at_first, later)} - {*drawn}))
-    moving = dict.fromkeys(tensors) | rounds.left_by_tokens()
+    left, derived = rounds.left_by_calls()
+    moving = dict.fromkeys(tensors) | left
     unread = rounds.unread(worn)
     return replace(
         rounds.found(),
         moving=tuple(moving),
         fixed=tuple(_in_short(fixed)),
         unread=unread,
+        derived={n: derived[n] for n in derived if n not in moving},
         worn=None if same else worn,
         calls=count,
     )
@@ -122,12 +130,15 @@ class _Rounds:
     def __init__(self, subject: Subject, copy: Copy):
         self.subject, self.copy = subject, copy
         self.draws: dict[tuple[str, bool], None] = {}
+        self.sources, self.looking = Sources(), True
         self.training = 0  # calls in train mode
         self.generator = subject.generator()
 
     def found(self) -> States:
         """Return what does not depend on a change of state."""
-        return States(draws=tuple(self.draws), calls=self.training)
+        catching = tuple(self.sources.catching)
+        draws = tuple(self.draws)
+        return States(draws=draws, catching=catching, calls=self.training)
 
     def unread(self, *others: KeptState) -> tuple[tuple[str, str], ...]:
         """Return what cannot be read in any state."""
@@ -142,28 +153,38 @@ class _Rounds:
     def run(self, number: int) -> Values:
         """Make each call once more, and return the values after them."""
         times = 1 if self.subject.heavy else TWICE
-        for _ in range(times):
+        for turn in range(times):
+            self.looking = number == turn == 0
             for case, time in self._calls():
                 with suppress(ModelRaised):
                     self._call(case, time)
                 self.training += case.training
         return values_of(self.copy.model)
 
-    def left_by_tokens(self) -> dict[str, None]:
-        """Return the tensors in which a call leaves numbers of its tokens.
+    def left_by_calls(self) -> tuple[dict[str, None], dict[str, Tensor]]:
+        """Return the tensors in which a call leaves numbers that vary.
 
-        The values need not show it: an id that sets a flag may be rare.
+        They come from its tokens, from weights or random numbers. The values
+        need not show it: an id that sets a flag may be rare. Those of weights
+        come with their codes.
         """
-        found = dict[str, None]()
-        short = self.subject.lengths.fit(SHORT_TOKENS)
-        for case in dict.fromkeys(c for c, t in self._calls() if t == short):
-            tokens, targets = self._texts(case, short)
+        moving, derived = dict[str, None](), dict[str, Tensor]()
+        for case, time in dict.fromkeys(self._calls()):
+            tokens, targets = self._texts(case, time)
             run = Followed(
                 Variant(self.subject, self.copy, case), self.copy.built
             )
             with suppress(ModelRaised), self.subject.budget.overtime():
-                found |= dict.fromkeys(left_by_tokens(run, tokens, targets))
-        return found
+                found = left_by_call(run, tokens, targets)
+                for name, codes in found.items():
+                    known = derived.get(name, codes)
+                    if codes is None or known is None:
+                        moving[name] = None
+                    elif known.shape == codes.shape:
+                        derived[name] = codes.maximum(known)
+                    else:
+                        moving[name] = None
+        return moving, {n: derived[n] for n in derived if n not in moving}
 
     def _calls(self) -> Iterator[tuple[Case, int]]:
         subject = self.subject
@@ -187,9 +208,18 @@ class _Rounds:
         call: Callable[[], Any] = partial(
             run.answer, tokens, seed=seed, targets=targets, go_on=True
         )
+        if self.looking:
+            call = partial(self._looked_at, case, call)
         for name in drawn_outside_torch(seed, call):
             if name != PYTHON or not only_type_checkers_draw(call):
                 self.draws[name, case.training] = None
+
+    def _looked_at(self, case: Case, call: Callable[[], Any]) -> None:
+        self.sources.drawn.clear()
+        with calls_seen_by(self.sources.look):
+            call()
+        for name in self.sources.drawn:
+            self.draws[name, case.training] = None
 
     def _texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
         """Return tokens of two rows, and targets where the case has some."""
@@ -233,14 +263,44 @@ def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
 def extra_states(model: Any) -> list[str]:
     """Return the modules that load more than tensors from a checkpoint.
 
-    Those of torch's are left out: they hold scales of rounding.
+    By an extra state, or code that loads and sets attributes. Those of torch's
+    are left out: they hold scales of rounding.
     """
     if not isinstance(model, nn.Module):
         return []
-    usual = nn.Module.set_extra_state
     return [
         name
         for name, module in model.named_modules()
-        if type(module).set_extra_state is not usual
-        and not type(module).__module__.startswith("torch.")
+        if not type(module).__module__.startswith("torch.")
+        and (
+            type(module).set_extra_state is not nn.Module.set_extra_state
+            or any(map(_sets_attributes, _loaders(module)))
+        )
     ]
+
+
+LOADERS = "load_state_dict", "_load_from_state_dict"
+LOAD_HOOKS = "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"
+
+
+def _loaders(module: nn.Module) -> Iterator[Any]:
+    """Yield the functions of the author's that load a checkpoint."""
+    for name in LOADERS:
+        loader = getattr(type(module), name)
+        if loader is not getattr(nn.Module, name):
+            yield loader
+    for name in LOAD_HOOKS:
+        for hook in getattr(module, name, {}).values():
+            hook = getattr(hook, "hook", hook)  # torch wraps it
+            yield getattr(hook, "func", hook)
+
+
+def _sets_attributes(function: Any) -> bool:
+    """Whether a function sets attributes, as far as its code shows."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return False
+    steps = [*dis.get_instructions(code)]
+    names = {str(step.argval) for step in steps}
+    stores = any(step.opname == "STORE_ATTR" for step in steps)
+    return stores or "setattr" in names

@@ -60,6 +60,7 @@ from .model.inputs import (
     with_targets,
 )
 from .model.kept_state import KeptState, changed, values_of
+from .model.keywords import read_otherwise
 from .model.sizes import (
     LENGTH,
     ROWS,
@@ -119,6 +120,7 @@ def meet(
     )
     builder = Builder(model_or_factory, seed, given["device"])
     model = builder.build()
+    builder.keep_shared(model)
     weights = model.parameters() if isinstance(model, nn.Module) else ()
     name = name_of(model_or_factory) or name_of(model) or "model"
     sizes = given["vocab_size"], given["block_size"]
@@ -677,6 +679,9 @@ def find_inputs(variant: Variant) -> Subject:
         found += answered
         closed |= {*declared.make(tokens)} if answered else set()
     never += [n for n in names if n not in closed and not passed_over(n)]
+    called = getattr(variant.model, caller.method or "", variant.model)
+    for function in (called, variant.model)[: 1 + with_own]:
+        never += [n for n in read_otherwise(function) if n not in never]
     masked = caller.takes_mask
     found += together(found, masked)
     if caller.target_name is not None:

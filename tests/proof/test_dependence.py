@@ -4,8 +4,10 @@ import copy
 import importlib
 import json
 import math
+from collections import deque
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,12 +30,21 @@ from torch import nn
 from uncertified import (
     ASSUMED,
     DRAWN,
+    FIRST,
+    GIVEN,
     MIXED_ROWS,
+    MORE_DRAWN,
+    NAMED,
     SIZES,
     UNCERTIFIED,
+    UNNAMED,
     Around,
+    HookOfASchedule,
     LockedWarmUp,
+    MergedInTraining,
+    Options,
     SavedZeros,
+    SeldomByTorch,
     SeldomMixedUp,
     pads,
     scores,
@@ -1422,3 +1433,171 @@ def test_an_open_proof_covers_nothing():
     leaky = UNCERTIFIED["scale_that_is_tagged_pointwise"]
     proof = prove_causality(leaky, **SIZES)
     assert "covers" not in str(proof)
+
+
+# --- What a reader of the proof's code found ---------------------------------
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_a_model_whose_copy_is_another_one_is_not_proved(kind):
+    proof = prove_causality(kind(), **SIZES, lengths=(2, 5))
+    assert not proof.proved, str(proof)
+
+
+def test_a_copy_keeps_an_object_that_a_hook_reads():
+    other = staticmethod(lambda x: x * 2)
+    twin = type("Twin", (HookOfASchedule,), {"other": other})
+    proof = prove_causality(twin(), **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
+    assert "in float64" in str(proof)  # it is copied
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_may_open_a_path_later_is_an_assumption_by_name(kind):
+    proof = prove_causality(kind, **SIZES)
+    assert NAMED[kind] in " ".join(proof.assumptions), str(proof)
+
+
+@pytest.mark.parametrize("kind", MORE_DRAWN[:3])
+def test_a_model_that_the_system_seeds_is_proved_for_its_draws(kind):
+    twin = type("Twin", (kind,), {"other": doubled})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.conditions == [
+        "the system's random numbers take the same path"
+    ]
+
+
+@pytest.mark.parametrize("kind", UNNAMED)
+def test_arguments_whose_names_code_does_not_show_are_never_given(kind):
+    proof = prove_causality(kind, **SIZES, lengths=(2, 5))
+    assert proof.never_given == [UNNAMED[kind]]
+    assert not proof.complete
+
+
+class RefusesOptions(Options):
+    def forward(self, ids, **options):
+        if options:
+            raise TypeError(f"unknown: {[*options]}")
+        return self.run(ids, False)
+
+
+def test_options_that_are_refused_are_no_gap():
+    proof = prove_causality(RefusesOptions, **SIZES, lengths=(2, 5))
+    assert proof.complete, str(proof)
+
+
+def test_a_product_of_weights_that_is_kept_is_proved():
+    def after(self, x):
+        return x + x.cumsum(1) @ self.merged
+
+    twin = type("Twin", (MergedInTraining,), {"after": after})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
+    assert not proof.assumptions
+
+
+class KeptBias(Around):
+    """A mask and slopes that are weights are added once, and kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = nn.Parameter(torch.ones(()))
+        self.bias = None
+
+    def mix(self, x, ids):
+        if self.bias is None:
+            at = torch.arange(12)
+            far = self.slope.detach() * (at - at[:, None])
+            self.bias = far.masked_fill(at > at[:, None], -INF)
+        size = x.size(1)
+        return (x @ x.mT + self.bias[:size, :size]).softmax(-1) @ x
+
+
+def test_a_mask_that_is_kept_with_numbers_of_weights_hides():
+    proof = prove_causality(KeptBias, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
+    assert len(proof.states) == 2
+
+
+@sound
+def numbers_in_a_deque(self, x, ids):
+    return x * torch.tensor(deque([0.5, 2.0] * 4))
+
+
+@sound
+def a_table_in_shared_memory(self, x, ids):
+    memory = np.arange(8.0, dtype=np.float32)
+    return x * torch.from_numpy(memory) + torch.from_numpy(memory)
+
+
+@sound
+def tensors_that_are_written_one_after_another(self, x, ids):
+    for _ in range(3):
+        room = torch.tensor([[[0.0] * 8]]).repeat(1, 1, 1)
+        room = torch.tensor([0.0] * 8)
+        room += x.detach()[0, 0] * 0 + 1
+        x = x * torch.tensor([1.0] * 8)
+    return x
+
+
+@sound
+def a_package_that_is_missing(self, x, ids):
+    try:
+        import fused_kernels_of_nobody  # noqa: F401
+    except ImportError:
+        return 2 * x
+    return x
+
+
+class RenamesKeys(Around):
+    def _load_from_state_dict(self, state, prefix, *more):
+        if (key := f"{prefix}wte.weight") in state:
+            state[f"{prefix}tokens.weight"] = state.pop(key)
+        super()._load_from_state_dict(state, prefix, *more)
+
+    def mix(self, x, ids):
+        return x
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        numbers_in_a_deque,
+        a_table_in_shared_memory,
+        tensors_that_are_written_one_after_another,
+        a_package_that_is_missing,
+        RenamesKeys,
+    ],
+)
+def test_a_sound_twin_of_what_a_reader_found_is_proved(model):
+    proof = prove_causality(model, **SIZES, lengths=(2, 5, 12))
+    assert proof.proved, str(proof)
+    assert not [a for a in proof.assumptions if "catches" in a or "extra" in a]
+
+
+@pytest.fixture
+def nothing_called(monkeypatch):
+    """Let no model have been called before."""
+    monkeypatch.setattr(FIRST[0], "called", False)
+    monkeypatch.setattr(
+        importlib.import_module("uncertified"), "TABLE", [None]
+    )
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_a_leak_of_the_first_call_of_all_is_seen(kind, nothing_called):
+    proof = prove_causality(kind, **SIZES, lengths=(2, 5))
+    assert not proof.proved, str(proof)
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_a_sound_first_call_of_all_is_proved(kind, nothing_called):
+    twin = type("Twin", (kind,), {"first": doubled})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
+
+
+def test_a_sound_path_that_torch_draws_is_proved():
+    twin = type("Twin", (SeldomByTorch,), {"other": doubled})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)

@@ -5,11 +5,16 @@ audit of the proof found such models; a proof may hold under a condition, with
 its sentence, and never without.
 """
 
+import collections
 import copy
+import functools
 import io
+import os
 import pickle
 import random
+import secrets
 import threading
+import time
 
 import numpy as np
 import torch
@@ -969,3 +974,509 @@ class ManyRows(Around):
 MIXED_ROWS = (StatisticsLater, SeldomMixedUp, ManyRows)
 DRAWN = (Seldom, SeldomByNumPy, SeldomByAGenerator, SeldomByChoice)
 UNCERTIFIED |= {kind.__name__: kind for kind in DRAWN}
+
+
+# --- What a reader of the proof's code found ---------------------------------
+
+
+def with_the_mean(x):
+    return x + x.mean(1, keepdim=True)
+
+
+@leak_in_one_row
+def counts_by_a_map(self, x, ids):
+    room = torch.zeros(len(ids), dtype=torch.long)
+    room.map_(torch.stack(ended(ids)), lambda _, count: count)
+    return shifted(x, room)
+
+
+@leak_in_one_row
+def counts_by_a_map_of_two(self, x, ids):
+    room, counts = torch.zeros(len(ids)).long(), torch.stack(ended(ids))
+    room.map2_(counts, counts, lambda _, count, again: count)
+    return shifted(x, room)
+
+
+@leak_in_one_row
+def counts_by_a_function_of_python(self, x, ids):
+    seen = []
+    ids.clone().apply_(lambda token: seen.append(token) or token)
+    return x + seen.count(EOS) // 2
+
+
+@leak_in_one_row
+def counts_in_a_deque(self, x, ids):
+    return shifted(x, torch.tensor(collections.deque(ended(ids))))
+
+
+@leak_in_one_row
+def counts_in_a_list_of_deques(self, x, ids):
+    rows = [collections.deque([count]) for count in ended(ids)]
+    return shifted(x, torch.tensor(rows))
+
+
+@leak_in_one_row
+def counts_in_a_list_of_a_class(self, x, ids):
+    return shifted(x, torch.tensor(collections.UserList(ended(ids))))
+
+
+@leak_in_one_row
+def counts_in_shared_memory(self, x, ids):
+    room = bytearray(8)
+    torch.frombuffer(room, dtype=torch.long)[:] = torch.stack(ended(ids))
+    return shifted(x, torch.frombuffer(room, dtype=torch.long))
+
+
+@leak_in_one_row
+def an_unseen_path_after_a_weight_is_read(self, x, ids):
+    if self.head.bias[0] > 0:
+        x = x * 2
+    with torch._C.DisableTorchFunction():
+        count = (ids == EOS).sum().tolist()
+    return x * 2 if count else x
+
+
+class MergedInTraining(Around):
+    """A product of weights, 0 at first, is made in training and used later."""
+
+    def __init__(self):
+        super().__init__()
+        self.merged = None
+        self.a = nn.Parameter(torch.randn(WIDTH, 2))
+        self.b = nn.Parameter(torch.zeros(2, WIDTH))
+
+    def mix(self, x, ids):
+        if self.training:
+            self.merged = (self.a @ self.b).detach()
+            return x
+        return x if self.merged is None else self.after(x)
+
+    def after(self, x):
+        return x + x.mean(1, keepdim=True) @ self.merged
+
+
+class MetInData(MetAnEnd):
+    """The same through .data, which counts no version of the tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.met = torch.tensor(False)
+
+    def mix(self, x, ids):
+        opened = torch.where(self.met, self.other(x), x)
+        self.met.data |= (ids == PAD - 1).all()
+        return opened
+
+    def other(self, x):
+        return with_the_mean(x)
+
+
+class MetInALongText(MetInData):
+    """The same in long texts only."""
+
+    def mix(self, x, ids):
+        opened = torch.where(self.met, self.other(x), x)
+        if ids.size(1) > BLOCK - 4:
+            self.met |= (ids == PAD - 1).all()
+        return opened
+
+
+class SeldomByANewGenerator(Seldom):
+    """A generator that each call makes, and the system seeds."""
+
+    def draw(self):
+        return random.Random().random() < 1e-3
+
+
+class SeldomByANewGeneratorOfNumPy(Seldom):
+    """The same of NumPy's."""
+
+    def draw(self):
+        return np.random.default_rng().random() < 1e-3
+
+
+class SeldomBySecrets(Seldom):
+    """The system draws."""
+
+    def draw(self):
+        return secrets.randbelow(1000) == 0
+
+
+class SeldomByTheSystem(Seldom):
+    """The same by another name."""
+
+    def draw(self):
+        return os.urandom(2) == b"ab"
+
+
+class SeldomInAKeptState(Seldom):
+    """The state of Python's generator is put back."""
+
+    def draw(self):
+        state = random.getstate()
+        drawn = random.random()
+        random.setstate(state)
+        return drawn < 1e-3
+
+
+class SeldomByBits(Seldom):
+    """The bits of a generator, which the model holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.bits = np.random.PCG64(0)
+
+    def draw(self):
+        return np.random.Generator(self.bits).random() < 1e-3
+
+
+class SeldomByTorch(Seldom):
+    """One call of ten mixes all by a draw of torch's."""
+
+    def draw(self):
+        return torch.rand(()) < 0.1
+
+
+MORE_DRAWN = (
+    *(SeldomByANewGenerator, SeldomByANewGeneratorOfNumPy, SeldomBySecrets),
+    *(SeldomByTheSystem, SeldomInAKeptState, SeldomByBits),
+)
+UNCERTIFIED |= {
+    kind.__name__: kind
+    for kind in (
+        *MORE_DRAWN,
+        SeldomByTorch,
+        MergedInTraining,
+        MetInData,
+        MetInALongText,
+    )
+}
+
+
+# Models that are given, of which a copy is another one.
+
+
+class LeavesOut(Around):
+    """A copy leaves out what mixes."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixer = with_the_mean
+
+    def __getstate__(self):
+        return {**self.__dict__, "mixer": None}
+
+    def mix(self, x, ids):
+        return self.mixer(x) if self.mixer else x
+
+
+class HookOfASchedule(Around):
+    """A hook reads the object that the forward counts in."""
+
+    def __init__(self):
+        super().__init__()
+        schedule = self.schedule = Schedule()
+        other = type(self).other  # a copy's hook has no part of this model
+
+        def mixed(module, args):
+            return (other(args[0]),) if schedule.step > 2 else None
+
+        self.head.register_forward_pre_hook(mixed)
+
+    @staticmethod
+    def other(x):
+        return with_the_mean(x)
+
+    def mix(self, x, ids):
+        self.schedule.step += 1
+        return x
+
+
+class FunctionOfADict(Around):
+    """A function reads the dict that the forward counts in."""
+
+    def __init__(self):
+        super().__init__()
+        counts = self.counts = {"calls": 0}
+        self.read = lambda: counts["calls"]
+
+    def mix(self, x, ids):
+        self.counts["calls"] += 1
+        return with_the_mean(x) if self.read() > 2 else x
+
+
+GIVEN = (LeavesOut, HookOfASchedule, FunctionOfADict)
+
+
+# An assumption names what opens a path to later tokens.
+
+
+class OpenLater(Around):
+    """A count opens it after a long time."""
+
+    def mix(self, x, ids):
+        return with_the_mean(x) if self.count() > LONG_RUN else x
+
+
+class Counts(dict):
+    """A dict with an attribute."""
+
+    step = 0
+
+
+class History(list):
+    """A list with an attribute."""
+
+    step = 0
+
+
+class Tagged(torch.Tensor):
+    """A tensor with an attribute."""
+
+    step = 0
+
+
+def counted_in(kind):
+    """Return a model that counts in an attribute of an object."""
+
+    def __init__(self):
+        OpenLater.__init__(self)
+        self.held = kind()
+
+    def count(self):
+        self.held.step += 1
+        return self.held.step
+
+    return type(kind.__name__, (OpenLater,), locals())
+
+
+class Counter:
+    """An attribute of a class, which counts how often it is read."""
+
+    step = 0
+
+    def __get__(self, obj, kind=None):
+        if obj is None:
+            return self
+        self.step += 1
+        return self.step
+
+
+class CountedByADescriptor(OpenLater):
+    """Such an attribute counts."""
+
+    calls = Counter()
+
+    def count(self):
+        return self.calls
+
+
+class Counted:
+    """A decorator that counts calls."""
+
+    def __init__(self, function):
+        self.function, self.step = function, 0
+
+    def __get__(self, obj, kind=None):
+        return functools.partial(self, obj) if obj is not None else self
+
+    def __call__(self, *args):
+        self.step += 1
+        return self.function(*args, self.step)
+
+
+class CountedByADecorator(OpenLater):
+    """Such a decorator counts."""
+
+    @Counted
+    def count(self, step):
+        return step
+
+
+class Timed(OpenLater):
+    """The clock opens it."""
+
+    def count(self):
+        return LONG_RUN + (time.time_ns() % 1000 == 7)
+
+
+class LoadsAFlag(Around):
+    """A flag comes from a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.opened = False
+
+    def _load_from_state_dict(self, state, prefix, *more):
+        self.opened = bool(state.pop(f"{prefix}opened", False))
+        super()._load_from_state_dict(state, prefix, *more)
+
+    def mix(self, x, ids):
+        return with_the_mean(x) if self.opened else x
+
+
+class CatchesAnException(Around):
+    """A rare text raises an exception, which is caught."""
+
+    def mix(self, x, ids):
+        try:
+            torch._assert_async((torch.stack(ended(ids)) == 0).all())
+        except RuntimeError:
+            return with_the_mean(x)
+        return x
+
+
+class CatchesAll(CatchesAnException):
+    """The same, caught by no name."""
+
+    def mix(self, x, ids):
+        try:
+            torch._assert_async((torch.stack(ended(ids)) == 0).all())
+        except:  # noqa: E722
+            return with_the_mean(x)
+        return x
+
+
+class CountedInASlot(OpenLater):
+    """A place that the class names counts."""
+
+    __slots__ = ("step",)
+
+    def __init__(self):
+        super().__init__()
+        self.set(0)
+
+    def set(self, step):
+        object.__setattr__(self, "step", step)
+        return step
+
+    def count(self):
+        return self.set(self.step + 1)
+
+
+class AveragedWeights(Around):
+    """A copy of weights, which are 0 at first, is a factor."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapter = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self.averages = {"adapter": self.adapter.detach().clone()}
+
+    def mix(self, x, ids):
+        return x + x.mean(1, keepdim=True) @ self.averages["adapter"]
+
+
+class SavedForLongTexts(Around):
+    """A saved matrix of zeros is a factor in a few texts only."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("adapter", torch.zeros(WIDTH, WIDTH))
+
+    def mix(self, x, ids):
+        if x.size(1) != BLOCK - 3:
+            return x
+        return x + x.mean(1, keepdim=True) @ self.adapter
+
+
+NAMED = {
+    counted_in(Counts): "held.step, which calls change",
+    counted_in(History): "held.step, which calls change",
+    counted_in(lambda: torch.zeros(1).as_subclass(Tagged)): "held.step, which",
+    CountedByADescriptor: "CountedByADescriptor.calls.step, which calls",
+    CountedByADecorator: "CountedByADecorator.count.step, which calls",
+    Timed: "readings of the clock",
+    LoadsAFlag: "the extra state of the model",
+    CatchesAnException: "mix, which catches exceptions,",
+    CatchesAll: "mix, which catches exceptions,",
+    CountedInASlot: "step, which calls change",
+    AveragedWeights: "the factor 0 stays 0",
+    SavedForLongTexts: "adapter, which a checkpoint sets, stays 0",
+}
+
+
+# A call takes arguments whose names the code does not show.
+
+
+class Options(Around):
+    """An option lets the model see all."""
+
+    def run(self, ids, opened):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        return self.head(with_the_mean(x) if opened else x)
+
+
+class OptionsInACopy(Options):
+    def forward(self, ids, **options):
+        copied = dict(options)
+        return self.run(ids, copied.get("see_all"))
+
+
+class OptionsByALoop(Options):
+    def forward(self, ids, **options):
+        return self.run(ids, any(options.get(n) for n in ("a", "b")))
+
+
+class OptionsMatched(Options):
+    def forward(self, ids, **options):
+        match options:
+            case {"see_all": True}:
+                return self.run(ids, True)
+        return self.run(ids, False)
+
+
+class OptionsOfAClass(Options):
+    def forward(self, ids, **options):
+        found = collections.UserDict(**options)
+        return self.run(ids, found.get("see_all"))
+
+
+class OptionsMerged(Options):
+    def forward(self, ids, **options):
+        return self.run(ids, {"see_all": False, **options}["see_all"])
+
+
+class MorePositions(Options):
+    def forward(self, ids, *more):
+        return self.run(ids, more and more[0])
+
+
+UNNAMED = {
+    OptionsInACopy: "**options",
+    OptionsByALoop: "**options",
+    OptionsMatched: "**options",
+    OptionsOfAClass: "**options",
+    OptionsMerged: "**options",
+    MorePositions: "*more",
+}
+
+
+class FirstOfTheClass(Around):
+    """The first call of all centres over time: the class keeps that."""
+
+    called = False
+
+    def mix(self, x, ids):
+        if not FirstOfTheClass.called:
+            FirstOfTheClass.called = True
+            return self.first(x)
+        return x
+
+    def first(self, x):
+        return x - x.mean(1, keepdim=True)
+
+
+TABLE = [None]
+
+
+class FirstOfTheFile(FirstOfTheClass):
+    """The same, kept by a name of the file."""
+
+    def mix(self, x, ids):
+        if TABLE[0] is None:
+            TABLE[0] = True
+            return self.first(x)
+        return x
+
+
+FIRST = (FirstOfTheClass, FirstOfTheFile)

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from ..context import callers_device, isolated, modes_kept
 from ..errors import HookRaised, UnusableModel, place_of, sentence
 from ..ranks import together
-from .kept_state import parted_by_copy
+from .kept_state import KeptState, other_in_copy, parted_by_copy
 
 # --- Models in wrappers ------------------------------------------------------
 
@@ -112,6 +112,8 @@ class Builder:
         self.fresh = is_factory(given)  # with untrained weights
         self.can_copy = True  # so that copies have modules of their own
         self.original: nn.Module | None = None
+        # what all models share, as it was before the first call
+        self.shared: KeptState | None = None
         self._first: Callable[[], Any] | None = None
 
     def build(
@@ -142,6 +144,20 @@ class Builder:
             if reshard is not None:
                 reshard(True)
         return model
+
+    def keep_shared(self, model: Model) -> None:
+        """Keep what code shares, before a model is called for the first time.
+
+        Attributes of classes and names of files: a first call may set them.
+        """
+        if isinstance(model, nn.Module):
+            kinds = dict.fromkeys(type(part) for part in model.modules())
+            self.shared = KeptState([*kinds])
+
+    def put_back_shared(self) -> None:
+        """Put that back, as in a program that has called no model."""
+        if self.shared is not None:
+            self.shared.put_back(always=True)
 
     def program(self) -> Model:
         """Return the model as its user runs it, in its wrappers.
@@ -249,6 +265,8 @@ def deep_copy(model: nn.Module) -> nn.Module:
         raise ValueError(why)
     if shared:
         copied = copy.deepcopy(model, {id(t): t for t in shared})
+    if other := other_in_copy(model, copied):
+        raise ValueError(f"a copy has another {other}")
     pairs = zip(model.parameters(), copied.parameters(), strict=True)
     for parameter, twin in pairs:
         if hooks := parameter._backward_hooks:

@@ -7,7 +7,7 @@ a view that reads it.
 
 import operator
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..operations import parts_of
 from ..ranks import local
-from .reach import PLAIN, Walk
+from .reach import CALLABLE, GENERATORS, HOOKS, OWN, PLAIN, Walk
 
 SMALL = 4096  # numbers of a frozen parameter that is kept with the state
 LONG_LIST = 1000  # plain values of a container that share one name
@@ -66,18 +66,6 @@ def values_of(model: Any) -> Values:
         if not isinstance(generator, torch.Generator):  # its draws are seen
             found[name] = Drawn(_state_of(generator))
     return found
-
-
-def versions_of(model: Any) -> dict[str, tuple[int, int]]:
-    """Return which tensors a model can reach, and how often each was written.
-
-    Parameters are left out.
-    """
-    return {
-        name: (id(tensor), -1 if tensor.is_inference() else tensor._version)
-        for name, tensor in Walk(model).tensors.items()
-        if not _is_weight(tensor)
-    }
 
 
 def _copy_of(tensor: Tensor) -> Any:
@@ -130,6 +118,8 @@ def _state_of(generator: Any) -> object:
         return generator.getstate()
     if isinstance(generator, np.random.Generator):
         return _frozen(generator.bit_generator.state)
+    if isinstance(generator, np.random.BitGenerator):
+        return _frozen(generator.state)
     return _frozen(generator.get_state(legacy=False))
 
 
@@ -290,16 +280,16 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
 def _restorer(generator: Any) -> Callable[[], Any]:
     if isinstance(generator, random.Random):
         return partial(generator.setstate, generator.getstate())
-    if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
+    if isinstance(generator, np.random.BitGenerator | np.random.Generator):
+        bits: Any = getattr(generator, "bit_generator", generator)
         return partial(setattr, bits, "state", bits.state)
     state = generator.get_state()
     return partial(generator.set_state, state)
 
 
 def _reseed(generator: Any, seed: int) -> None:
-    if isinstance(generator, np.random.Generator):
-        bits: Any = generator.bit_generator
+    if isinstance(generator, np.random.BitGenerator | np.random.Generator):
+        bits: Any = getattr(generator, "bit_generator", generator)
         bits.state = type(bits)(seed).state
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
@@ -312,29 +302,92 @@ def _reseed(generator: Any, seed: int) -> None:
 
 def parted_by_copy(
     model: nn.Module, copied: nn.Module
-) -> tuple[list[Tensor], str]:
-    """Return tensors that a copy would separate from functions reading them.
+) -> tuple[list[Any], str]:
+    """Return what a copy would separate from functions that read it.
+
+    Tensors, lists, dicts and objects.
 
     And why the model cannot be copied: a function reads a parameter of the
     original, or an attribute is a view of one; or "".
     """
     memory = defaultdict[int, list[Tensor]](list)
     weights = dict[int, str]()
-    own = Walk(model, by_code=False).tensors
-    for name, tensor in own.items():
+    own = Walk(model, by_code=False)
+    for name, tensor in own.tensors.items():
         for storage in _storages(tensor):
             memory[storage.data_ptr()].append(tensor)
             if isinstance(tensor, nn.Parameter):
                 weights[storage.data_ptr()] = name
     memory.pop(0, None)  # of what has no numbers
-    for name, tensor in own.items():
+    for name, tensor in own.tensors.items():
         if not isinstance(tensor, nn.Parameter):
             for at in {s.data_ptr() for s in _storages(tensor)} & {*weights}:
                 return [], f"{name} is a view of {weights[at]}"
-    parted = list[Tensor]()
-    for tensor in Walk(copied).tensors.values():
+    walk = Walk(copied)
+    parted, why = _parted_objects(own, walk)
+    if why:
+        return [], why
+    for tensor in walk.tensors.values():
         for at in {s.data_ptr() for s in _storages(tensor)} & {*memory}:
             if at in weights:
                 return [], f"a copy's function reads {weights[at]} still"
             parted += memory[at]
     return parted, ""
+
+
+def _parted_objects(own: Walk, copied: Walk) -> tuple[list[Any], str]:
+    """Return objects of the original that functions of a copy read still.
+
+    And why the model cannot be copied: such an object holds a module.
+    """
+    both = own.visited.keys() & copied.visited.keys()
+    parted = [v for v in map(own.visited.get, both) if _may_change(v)]
+    for value in parted:
+        inner = Walk(value, by_code=False).visited.values()
+        if any(isinstance(part, nn.Module) for part in inner):
+            kind = type(value).__name__
+            return [], f"a copy's function reads a {kind} of the original"
+    return parted, ""
+
+
+CONTAINERS = dict, list, set, deque, np.ndarray, *GENERATORS
+ATOMIC = nn.Module, Tensor, type, *CALLABLE
+
+
+def _may_change(value: Any) -> bool:
+    """Whether a value is an object that is copied and can change."""
+    if isinstance(value, CONTAINERS):
+        return True
+    return not isinstance(value, ATOMIC) and hasattr(value, "__dict__")
+
+
+def other_in_copy(model: nn.Module, copied: nn.Module) -> str:
+    """Return the attribute in which a copy differs from a model, or "".
+
+    A class that says how it is copied may leave some out.
+    """
+    parts = zip(model.named_modules(), copied.named_modules(), strict=False)
+    for (name, one), (_, other) in parts:
+        if type(one).__module__.startswith("torch."):
+            continue
+        if type(one) is not type(other):
+            return name or "its class"
+        first, second = (
+            {k: v for k, v in vars(m).items() if k not in OWN}
+            for m in (one, other)
+        )
+        for key in first.keys() | second.keys():
+            if not _is_copy(first.get(key, OWN), second.get(key, OWN)):
+                return f"{name}.{key}".lstrip(".")
+        for key in HOOKS:
+            if len(getattr(one, key)) != len(getattr(other, key)):
+                return f"a hook of {name or 'the model'}"
+    return ""
+
+
+def _is_copy(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, PLAIN):
+        return bool(one == other) or bool(one != one)
+    return not isinstance(one, list | dict) or len(one) == len(other)

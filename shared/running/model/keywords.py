@@ -58,6 +58,102 @@ def _reads(callee: Any, path: tuple[CodeType, ...]) -> Found:
     return {name: value for name, value in found.items() if name not in own}
 
 
+def read_otherwise(function: Any) -> list[str]:
+    """Return "**kwargs" or "*args" where code reads them in another way.
+
+    Through a copy, a loop or a function: their names are not known.
+    """
+    found = dict[str, None]()
+    _read_otherwise(function, (), found)
+    return [*found]
+
+
+def _read_otherwise(
+    callee: Any, path: tuple[CodeType, ...], found: dict[str, None]
+) -> None:
+    function, owner = _function(callee)
+    if function is None or len(path) > DEEP or function.__code__ in path:
+        return
+    tree, rest = _tree(function), _rest(function)
+    if tree is None:
+        return
+    more = "" if path else _more_positions(function)
+    if more and _loads(tree, more):
+        found[f"*{more}"] = None
+    if rest is None:
+        return
+    if len(_known_loads(tree, rest, function)) < len(_loads(tree, rest)):
+        found[f"**{rest}"] = None
+    for call in _passing_on(tree, rest):
+        for inner in _callees(call.func, tree, function, owner):
+            _read_otherwise(inner, (*path, function.__code__), found)
+
+
+def _more_positions(function: FunctionType) -> str:
+    """Return what a function calls its *args, if it has others as well."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = [p.kind.name for p in parameters]
+    if "VAR_POSITIONAL" not in kinds or "POSITIONAL_OR_KEYWORD" not in (
+        kinds[1:] if next(iter(parameters)).name == "self" else kinds
+    ):
+        return ""
+    return next(p.name for p in parameters if p.kind.name == "VAR_POSITIONAL")
+
+
+def _loads(tree: ast.AST, name: str) -> set[int]:
+    """Return the nodes that load a name, by id; not those of `f(*name)`."""
+    splats = {
+        id(node.value) for node in ast.walk(tree) if type(node) is ast.Starred
+    }
+    return {
+        id(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name)
+        and (node.id, type(node.ctx)) == (name, ast.Load)
+        and id(node) not in splats
+    }
+
+
+def _is_class(node: ast.AST, function: FunctionType) -> bool:
+    """Whether a called name is of a class, as far as the file says."""
+    match node:
+        case ast.Name(id=name):
+            return isinstance(function.__globals__.get(name), type)
+        case ast.Attribute(value=ast.Name(id=name), attr=attr):
+            held = function.__globals__.get(name)
+            return isinstance(getattr(held, attr, None), type)
+    return False
+
+
+def _known_loads(tree: ast.AST, rest: str, function: FunctionType) -> set[int]:
+    """Return the loads of **kwargs that `_own_reads` and calls explain."""
+    known: set[int] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=value, attr=attr), args=[key, *_]
+            ) if attr in READERS and isinstance(_constant(key), str):
+                known.add(id(value))
+            case ast.Attribute(value=value, attr="update"):
+                known.add(id(value))
+            case ast.Subscript(value=value, slice=key) if isinstance(
+                _constant(key), str
+            ):
+                known.add(id(value))
+            case ast.Compare(left=key, comparators=[value]) if isinstance(
+                _constant(key), str
+            ):
+                known.add(id(value))
+            case ast.Call(func=func, keywords=words):
+                if not _is_class(func, function):
+                    known |= {id(w.value) for w in words if w.arg is None}
+            case ast.Raise() | ast.Assert():
+                known |= {id(part) for part in ast.walk(node)}
+            case ast.If(test=test, body=[*_, ast.Raise()]):
+                known |= {id(part) for part in ast.walk(test)}
+    return known & _loads(tree, rest)
+
+
 def _function(callee: Any) -> tuple[FunctionType | None, Any]:
     """Return the function that a callee runs, and the object it belongs to."""
     if isinstance(callee, nn.Module):

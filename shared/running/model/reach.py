@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..operations import is_plain
 from ..places import SHARED
 
 MOST_VALUES = 100_000  # objects of a walk
@@ -41,6 +42,7 @@ GENERATORS = (
     random.Random,
     np.random.Generator,
     np.random.RandomState,
+    np.random.BitGenerator,
     torch.Generator,
 )
 SKIPPED = (
@@ -48,6 +50,14 @@ SKIPPED = (
     *(types.WrapperDescriptorType, types.MethodWrapperType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
     *(types.ModuleType, types.CodeType, types.FrameType),
+)
+DESCRIPTORS = (
+    *(types.FunctionType, staticmethod, classmethod, property, type),
+    *(functools.cached_property, functools._lru_cache_wrapper, *SKIPPED),
+)
+CALLABLE = (
+    *(types.FunctionType, types.MethodType, partial, weakref.ref),
+    *(functools._lru_cache_wrapper, ContextVar, *SKIPPED),
 )
 # Objects of these packages hold no number of a score.
 NO_STATE = ("logging", "threading", "_thread", "inspect", "ctypes", "warnings")
@@ -228,6 +238,7 @@ class Walk:
         holders: what has contents; tensors, arrays and generators: what has
             numbers; by name.
         unread: objects whose state cannot be read, by name.
+        visited: all of it, by id.
     """
 
     def __init__(self, model: Any, by_code: bool = True):
@@ -237,10 +248,10 @@ class Walk:
         self.arrays: dict[str, np.ndarray] = {}
         self.generators: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
-        self._seen: dict[int, Any] = {}  # they live while this does
+        self.visited: dict[int, Any] = {}  # they live while this does
         self._names: dict[int, set[str]] = {}  # of a file, that were visited
         self._todo = deque([("", model)])
-        while self._todo and len(self._seen) < MOST_VALUES:
+        while self._todo and len(self.visited) < MOST_VALUES:
             path, value = self._todo.popleft()
             try:
                 self._visit(path, value)
@@ -250,35 +261,54 @@ class Walk:
             self.unread[path] = "more than the kit looks through"
 
     def _visit(self, path: str, value: Any) -> None:
-        if isinstance(value, PLAIN) or id(value) in self._seen:
+        if isinstance(value, PLAIN) and not _has_attributes(value):
             return
-        self._seen[id(value)] = value
+        if id(value) in self.visited:
+            return
+        self.visited[id(value)] = value
         if isinstance(value, Tensor):
             self.tensors[path] = value
-            held = getattr(value, "__dict__", None)
-            if held and type(value) in (Tensor, nn.Parameter):
-                self._hold(_attributes(path, held))
+            if type(value) is not nn.Parameter or vars(value):
+                self._own_attributes(path, value, is_plain(type(value)))
         elif isinstance(value, np.ndarray):
             self.arrays[path] = value
+            self._own_attributes(path, value)
         elif isinstance(value, random.SystemRandom):
             self.unread[path] = type(value).__name__
         elif isinstance(value, GENERATORS):
             self.generators[path] = value
+            self._own_attributes(path, value)
         elif isinstance(value, nn.Module):
             self._module(path, value)
         elif isinstance(value, dict):
             self._hold(_of_dict(path, value))
+            self._own_attributes(path, value)
         elif isinstance(value, list | deque):
             self._hold(_of_list(path, value))
+            self._own_attributes(path, value)
         elif isinstance(value, set):
             self._hold(_of_set(path, value))
+            self._own_attributes(path, value)
         elif isinstance(value, tuple | frozenset):
             found = dict(enumerate(value))
             self._hold(Holder(path, "[{}]", lambda: found))
+            self._own_attributes(path, value)
+        elif isinstance(value, types.MappingProxyType):
+            self._hold(Holder(path, "[{}]", lambda: dict(value)))
         elif isinstance(value, type):
             self._class(path, value)
         else:
             self._other(path, value)
+
+    def _own_attributes(
+        self, path: str, value: Any, plainly: bool = True
+    ) -> None:
+        """Visit attributes that a list, a tensor, ... of a class may have."""
+        held = getattr(value, "__dict__", None)
+        if plainly and isinstance(held, dict) and held is not value:
+            self._hold(_attributes(path, held))
+            if not type(value).__module__.startswith("torch"):
+                self._classes(type(value))
 
     def _hold(self, holder: Holder) -> None:
         """Keep a holder, and visit what it holds later."""
@@ -310,6 +340,9 @@ class Walk:
         if "_orig_mod" not in inner:  # of torch.compile
             held = vars(module)
             self._hold(_attributes(path, held, lambda key: key not in OWN))
+        slots = [n for k in type(module).__mro__ for n in _slots(k)]
+        if slots:
+            self._hold(_of_slots(path, module, slots))
         if self.by_code:
             for name in HOOKS:
                 hooks = [*getattr(module, name, {}).values()]
@@ -328,6 +361,9 @@ class Walk:
         for name, value in [*vars(kind).items()]:
             for function in _functions_in(value):
                 self._todo.append((f"{path}.{name}", function))
+            usual = isinstance(value, (Tensor, *DESCRIPTORS))
+            if hasattr(value, "__get__") and not usual:  # it may hold a state
+                self._todo.append((f"{path}.{name}", value))
 
     def _function(self, path: str, function: types.FunctionType) -> None:
         """Visit the variables of a function, and names that it looks up."""
@@ -339,13 +375,13 @@ class Walk:
             return
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
-            if id(cell) not in self._seen:
-                self._seen[id(cell)] = cell
+            if id(cell) not in self.visited:
+                self.visited[id(cell)] = cell
                 self._hold(_of_cell(function.__name__, name, cell))
-        if held := {**vars(function)}:
-            if held.keys() - {"__wrapped__"}:
-                self._hold(_attributes(function.__name__, vars(function)))
+        if wrapped is not None:
             self._todo.append((path, wrapped))
+        if is_theirs(code.co_filename) or vars(function):
+            self._hold(_attributes(function.__name__, vars(function)))
         defaults = [*(function.__defaults__ or ())]
         defaults += (function.__kwdefaults__ or {}).values()
         name = f"{function.__name__}.default"
@@ -359,7 +395,7 @@ class Walk:
 
         It is not put back: `shared_default` reports it to the author.
         """
-        if id(value) in self._seen:
+        if id(value) in self.visited:
             return
         if isinstance(value, dict):
             self._hold(replace(_of_dict(name, value), write=None))
@@ -368,7 +404,7 @@ class Walk:
         else:
             self._todo.append((name, value))
             return
-        self._seen[id(value)] = value
+        self.visited[id(value)] = value
 
     def _globals(
         self, held: dict[str, Any], names: Iterable[str], more: Iterable[str]
@@ -404,6 +440,7 @@ class Walk:
         elif isinstance(value, partial):
             held = {"": (value.func, value.args, value.keywords)}
             self._hold(Holder(path, "{}", lambda: held))
+            self._own_attributes(path, value)
         elif isinstance(value, functools._lru_cache_wrapper):
             self._todo.append((path, value.__wrapped__))
             self._hold(_of_cache(path, value))
@@ -439,7 +476,21 @@ UNREAD = Iterator, bytearray, memoryview, array.array
 
 def _is_known(root: str) -> bool:
     """Whether objects of a package, which show no contents, hold no state."""
-    return root in sys.stdlib_module_names or root in ("torch", "numpy")
+    return root in STATELESS
+
+
+# Of SimpleQueue, a hash, a file or a connection, say, no contents are seen.
+STATELESS = {"builtins", "torch", "numpy", "re", "datetime", "decimal"}
+STATELESS |= {"operator", "types", "functools", "weakref", "_weakref"}
+STATELESS |= {"_thread", "threading", "enum", "typing", "_contextvars"}
+STATELESS |= {"contextvars", "pathlib", "fractions", "ctypes", "_ctypes"}
+STATELESS |= {"collections", "_collections", "zoneinfo", "uuid", "inspect"}
+STATELESS |= {"warnings", "_abc", "abc", "logging"}
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether a plain value is of a class of the author's, with attributes."""
+    return not isinstance(value, Enum) and hasattr(value, "__dict__")
 
 
 def _join(path: str, name: str) -> str:
