@@ -4,9 +4,9 @@
   compared with the same run in float64. A bound is a multiple of the noise.
 - Floors are numbers of units of rounding, `torch.finfo(dtype).eps`, of the
   largest number compared. A difference up to a floor is ignored.
-- Shares stand where the unit of rounding is not known, because nobody says
-  what a model computes in; they are shares of a size, or of the spread (the
-  standard deviation) of the scores.
+- Shares are for numbers whose unit of rounding is not known, as a model may
+  compute in any dtype inside. They are shares of a size, or of the spread
+  (the standard deviation) of the scores.
 
 A name ends in what it counts: UNITS of rounding, NOISES that were measured, a
 SHARE of a size or of the SPREAD, NATS of a log-probability. The check and the
