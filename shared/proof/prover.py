@@ -28,6 +28,7 @@ from ..running.ways import (
     CAUSALITY,
     EVAL,
     LOSSES,
+    TARGETS,
     TRAIN,
     TRAIN_TARGETS,
     Case,
@@ -738,7 +739,12 @@ def prove_documents(subject: Subject, way: Packing) -> Proof:
         replace(way.case(lengths_of, training), rows=rows)
         for training in (False, True)
     ]
-    return Prover(subject, orders, lengths, main=main).prove()
+    others = [
+        replace(case, how=f"{case.how} and targets", targets=True)
+        for case, usual in zip(main, (TARGETS, TRAIN_TARGETS), strict=True)
+        if usual.fits(subject.caller) and usual not in subject.unanswered
+    ]
+    return Prover(subject, orders, lengths, main=main).prove(others)
 
 
 def unreached(subject: Subject, time: int) -> list[int]:

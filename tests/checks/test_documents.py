@@ -299,3 +299,32 @@ def test_a_text_of_one_document_is_used_whole():
 def test_documents_that_cannot_be(documents, words):
     with pytest.raises(ValueError, match=words):
         check_model(Packed, checks=["documents"], documents=documents)
+
+
+class PackedForTargets(Packed):
+    """Documents are apart; a training call gives its targets as well."""
+
+    def forward(self, tokens, doc_ids=None, targets=None):
+        logits = super().forward(tokens, self.given(doc_ids, targets))
+        if targets is None:
+            return logits
+        return logits, cross_entropy(logits, targets)
+
+    def given(self, doc_ids, targets):
+        return doc_ids
+
+
+class TogetherWithTargets(PackedForTargets):
+    """With targets they are not."""
+
+    def given(self, doc_ids, targets):
+        return doc_ids if targets is None else None
+
+
+@pytest.mark.parametrize(
+    ("model", "start"),
+    [(PackedForTargets, "proved"), (TogetherWithTargets, "not proved")],
+)
+def test_documents_are_proved_apart_with_targets_as_well(model, start):
+    (result,) = check_model(model, checks=["documents"]).results
+    assert result.message.startswith(start), result.message
