@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -18,6 +19,7 @@ import torch
 
 from gpt_duet.invariants import check_model
 from gpt_duet.proof.engine import control, follow
+from gpt_duet.proof.shadows import Shadows
 
 pytestmark = pytest.mark.slow
 
@@ -220,7 +222,7 @@ class Asked:
 
     def __init__(self, model):
         self.model = model
-        self.parameters = [*model.parameters()]
+        self.shadows = partial(Shadows, [*model.parameters()])
 
     def reset(self):
         torch.manual_seed(0)

@@ -1778,7 +1778,7 @@ def piece_across_the_edge(self, old_k, old_v, k, v):
 
 @broken("check_cache")
 class ScoresByPrefix(CachedGPT):
-    """Scores are kept for texts that begin with the same eight tokens."""
+    """A decoder keeps scores by the first eight tokens of a text."""
 
     def decode(self, tokens, cache):
         before = getattr(cache, "seen", tokens[:, :0])
