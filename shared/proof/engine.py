@@ -146,9 +146,16 @@ class Found:
     path: int = 0
     scores: Tensor | None = None
 
-    def open(self, shown: Bool[Tensor, "batch time"]) -> list[list[int]]:
-        """Return the [row, position] whose scores too late a token reaches."""
-        late = (self.reached > self.allowed) & shown
+    def open(
+        self, shown: Bool[Tensor, "batch time"] | None = None
+    ) -> list[list[int]]:
+        """Return each [row, position] whose score depends on a later token.
+
+        Shown are the positions that no mask hides; None: all.
+        """
+        late = self.reached > self.allowed
+        if shown is not None:
+            late = late & shown
         return late.nonzero().tolist()
 
 
@@ -335,7 +342,7 @@ def control(
         each = codes.unique().tolist()
         few = len(each) <= FEW
         chosen = each if few else (each[1], each[len(each) // 2], each[-1])
-        turns = [(), tuple(special)][: 1 + bool(special)]
+        turns = [(), tuple(special)][: 1 + bool(special and few)]
         for code, ids in product(chosen, turns):
             where = codes == code if few else codes >= code
             other = changed(tokens, where, vocab, generator, ids)

@@ -396,7 +396,7 @@ class Prover:
                 self.subject.builder.put_back_shared()
                 copy.built = KeptState(copy.model)
                 if self.states is None:
-                    self.states = find_states(self.subject, copy)
+                    self.states = self._find_states(copy)
         copy = self.copies[key]
         states = self.states or States()
         if self.after:
@@ -405,6 +405,19 @@ class Prover:
         variant = Variant(self.subject, copy, case)
         kept, derived = copy.built, states.derived
         return Followed(variant, kept, states.moving, derived=derived)
+
+    def _find_states(self, copy: Copy) -> States:
+        """Return what calls change; found once where they change nothing.
+
+        A state after calls is that of one copy.
+        """
+        builder = self.subject.builder
+        if builder.states is None:
+            found = find_states(self.subject, copy)
+            if found.worn is not None:
+                return found
+            builder.states = found
+        return builder.states
 
     def texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
         """Return tokens, and targets if they are given."""
