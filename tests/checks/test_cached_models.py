@@ -57,7 +57,7 @@ def test_a_convention_is_found_and_not_accused(kind):
     assert f"decoding: {kind.found}" in result.message
 
 
-@pytest.mark.parametrize(("kind", "fault"), one_in(3, ROWS))
+@pytest.mark.parametrize(("kind", "fault"), one_in(5, ROWS))
 def test_a_fault_is_found_at_its_first_position(kind, fault):
     """With the piece, the line and its module."""
     result = checked(kind, fault)
@@ -71,7 +71,7 @@ def test_a_fault_is_found_at_its_first_position(kind, fault):
 
 @pytest.mark.parametrize(
     ("kind", "fault"),
-    one_in(3, [*ROWS, *((kind, "") for kind in CONVENTIONS)]),
+    one_in(6, [*ROWS, *((kind, "") for kind in CONVENTIONS)]),
 )
 def test_the_line_that_parts_from_the_full_pass(kind, fault):
     torch.manual_seed(0)

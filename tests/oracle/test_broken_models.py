@@ -24,7 +24,7 @@ def measure(model, checks):
                 MEASUREMENTS[check](model)
 
 
-@pytest.mark.parametrize("model", one_in(2, as_parameters(BROKEN)))
+@pytest.mark.parametrize("model", one_in(4, as_parameters(BROKEN)))
 def test_broken_model_violates_its_property(model):
     with pytest.raises(AssertionError):
         measure(model, {model.check})
