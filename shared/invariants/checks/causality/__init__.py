@@ -23,7 +23,7 @@ def check_causality(subject: Subject) -> str:
     Why: a model that sees the token it should predict trains to a loss that
     means nothing, and generates noise.
     How: first a proof: each number of a forward pass carries the latest
-    position that it can depend on (dependence/). Where the proof is open,
+    position that it can depend on (the room `proof`). Where the proof is open,
     and a little where it is not, sequences that are equal up to a split go
     through in batches of equal shape; before the split the scores must be
     the same: in each case of the table (ways.py), ended in each id, and with
