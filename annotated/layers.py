@@ -15,8 +15,8 @@ Norm = Callable[..., nn.Module]
 def clones(module: nn.Module, N: int) -> nn.ModuleList:
     """Make N independent copies of a module.
 
-    The copies start out equal, number for number. Matrices are drawn anew
-    by `make_model`; whatever it does not draw anew stays equal.
+    The copies start out equal, number for number. Matrices are drawn again
+    by `make_model`; whatever it does not draw again stays equal.
 
     Source: The Annotated Transformer, "Encoder and Decoder Stacks".
     """

@@ -156,7 +156,7 @@ def make_model(
 
     Differs from the original: the dropout reaches the attention too. Two of
     its faults are kept, so that the same seed gives the same weights, and
-    `build_model` corrects both: the clones are drawn anew in their matrices
+    `build_model` corrects both: the clones are drawn again in their matrices
     only, so all layers start with the same biases; and the embedding is
     Xavier-initialised, so that with a large vocabulary a token's vector
     starts out smaller than its position's.

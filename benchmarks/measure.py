@@ -93,7 +93,7 @@ def _time(
     plan: Plan, tokens: Tokens, competitors: Iterable[Competitor],
     notes: list[str], tell: Tell, runs: list[Run],
 ) -> None:  # fmt: skip
-    """Time all in shuffled rounds, on tokens that are drawn anew.
+    """Time all in shuffled rounds, on tokens that are drawn again.
 
     Appends the whole rounds to the runs, even where Ctrl-C ends them.
     """

@@ -34,7 +34,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 def _peak_on_cpu(run: Callable[[], object]) -> int:
-    run()  # what is allocated once, and kept, is no part of a run
+    run()  # what is allocated once, and kept, is not a part of a run
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
         result = run()  # noqa: F841  held, as a caller would
     # the trace is the profiler's only public record of every allocation

@@ -50,7 +50,7 @@ def build_styles(
 
     They must agree in float32 on the first row of the tokens, where a
     difference is a mistake, and not the rounding of a short format. The last
-    style draws the weights. Returns a sentence on how far they agree, too.
+    style draws the weights. Returns a sentence on how far they agree as well.
     """
     if not plan.styles:
         return [], []
@@ -116,7 +116,7 @@ def _as_called(name: str, model: Any, note: str, tokens: Tensor) -> Candidate:
 def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
     """Build a plan's peers, with weights of their own, ready to run.
 
-    Returns a sentence for each that was left out, too.
+    Returns a sentence for each that was left out as well.
     """
     peers, left_out = [], []
     for name in plan.peers:

@@ -60,7 +60,7 @@ class Output:
         _warn_if_busy(self._machine, "load before")
 
     def take(self, measured: Callable[[Tell], list[Run]]) -> int:
-        """Measure, and put the runs, at Ctrl-C, too; return the status."""
+        """Measure, and put the runs, at Ctrl-C as well; return the status."""
         try:
             with telling() as tell:
                 runs = measured(tell)

@@ -49,7 +49,7 @@ class Plan:
     cache: str | None = None  # the target that makes the peers' caches
     own: bool = False  # add each style with its own original parts
     log_probs: bool = False  # let all end in log-softmax
-    compile: bool = False  # run everything through torch.compile, too
+    compile: bool = False  # run everything through torch.compile as well
     new: int = 0  # tokens that generate appends
     threads: int | None = None  # of the CPU; None: by the work of each size
     limits: bool = True  # measure how fast the machine can be

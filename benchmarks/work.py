@@ -28,7 +28,7 @@ def count_work(
     Operations are floating-point ones, product by product: for both styles
     2 B T (12 L D^2 + V D) + 4 L B T^2 D. The fused kernels of attention and
     of torch's encoder layer are not counted on every device, so that both
-    are taken apart for this run. The bytes are None for what is no module.
+    are taken apart for this run. The bytes are None for what is not a module.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

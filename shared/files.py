@@ -16,7 +16,7 @@ _reserved = ExitStack()  # puts the standard output back where it was
 def reserve_stdout() -> None:
     """Send all that is printed from now on to stderr, until write_json.
 
-    That holds for other processes and libraries below Python, too.
+    That holds for other processes and libraries below Python as well.
     """
     stream = sys.stdout
     _reserved.enter_context(redirect_stdout(sys.stderr))
@@ -35,7 +35,7 @@ def release_stdout() -> None:
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Write a text in UTF-8 beside the file, then put it in its place.
+    """Write a text in UTF-8 next to the file, then put it in its place.
 
     Raises:
         ValueError: where it cannot be written; the old one is then as it was.
@@ -107,7 +107,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         beside.mkdir()
         yield beside
         if path.is_dir():
-            path.rmdir()  # Windows puts no folder in place of another
+            path.rmdir()  # Windows puts no folder instead of another
         os.replace(beside, path)
     except _not_written() as error:
         raise ValueError(

@@ -59,7 +59,7 @@ def padding_mask(
 
     Args:
         tokens: ids, padded with `pad` to equal length.
-        pad: the id that is no token.
+        pad: the id that is not a token.
     """
     return (tokens != pad).unsqueeze(-2)
 

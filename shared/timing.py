@@ -96,7 +96,7 @@ def time_first(run: Callable[[], object], device: torch.device) -> float:
 def clock_for(device: torch.device) -> Callable[[], float]:
     """Return a clock that waits for the device whenever it is read.
 
-    So does torch's Timer for CUDA; its blocks are long beside the waiting.
+    So does torch's Timer for CUDA; its blocks are long next to the waiting.
     """
     if device.type == "cpu":
         return time.perf_counter

@@ -20,7 +20,7 @@ EXACT_DTYPES = ("float32", "float64")  # two styles agree to rounding in these
 def whole_number(
     name: str, value: object, at_least: int = 0, at_most: int = 2**63 - 1
 ) -> int:
-    """Return a whole number as an int; NumPy's integers are whole, too.
+    """Return a whole number as an int; NumPy's integers are whole as well.
 
     Raises:
         ValueError: naming the number, its bound, and the value.
@@ -47,7 +47,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number; NumPy's scalars are, too."""
+    """Whether a value is a finite number; NumPy's scalars are as well."""
     if isinstance(value, int):  # too large for a float, it is finite still
         return not isinstance(value, bool)
     return isinstance(value, Real) and math.isfinite(value)

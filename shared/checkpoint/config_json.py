@@ -110,7 +110,7 @@ def _read_transformers(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _read_ours(content: dict[str, Any], path: Path) -> dict[str, Any]:
     _require(content, path, *_SIZES.values())
-    # nanoGPT's model_args say whether there are biases; the weights do, too
+    # nanoGPT's model_args say whether there are biases; the weights do as well
     unknown = content.keys() - _OUR_FIELDS - {"bias"}
     if unknown:
         raise ValueError(

@@ -120,7 +120,7 @@ def load_checkpoint(
     # before the shapes: a slip in config.json is one number
     for name, shown in sizes.items():
         said = getattr(config, name)
-        if name == "n_inner":  # None is a width, too
+        if name == "n_inner":  # None is a width as well
             said, shown = config.inner_size, shown or 4 * config.n_embd
         if said != shown:
             raise ValueError(

@@ -13,7 +13,7 @@ from ..protocol import Style
 from ..tokenization.texts import default_text, read_text
 from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
 
-TOKENIZER = "gpt_duet_tokenizer.json"  # beside weights that were trained here
+TOKENIZER = "gpt_duet_tokenizer.json"  # next to weights that were trained here
 RANDOM = Path("random")  # of --weights: none of a file
 SMALL_NOTE = (
     "the small model that comes with gpt-duet, trained on Python's "
@@ -73,7 +73,7 @@ def choose_tokenizer(
 ) -> tuple[Tokenizer, str]:
     """Return a tokenizer and its name.
 
-    The default is the tokenizer that convert wrote beside the weights, if
+    The default is the tokenizer that convert wrote next to the weights, if
     there is one.
     """
     if weights is not None and (weights / TOKENIZER).is_file():

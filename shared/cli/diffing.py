@@ -220,7 +220,7 @@ def decode(
     vocab_size: int | None,
     json_file: Path | None,
 ) -> bool:
-    """Show decoding with a cache beside the full pass; say if it is one.
+    """Show decoding with a cache next to the full pass; say if it is one.
 
     The maker is a target that makes an empty cache, None for one that is
     found.

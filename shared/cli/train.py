@@ -136,7 +136,7 @@ def train(
                 model = package.from_gpt2(
                     weights.to(torch.device("cpu"), torch.float32),
                     weights.config.replace(dropout=dropout),
-                    # as the style builds it anew
+                    # as the style builds it again
                     **getattr(package, "ORIGINAL_PARTS", {}),
                 )
             facts = Facts(

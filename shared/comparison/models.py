@@ -1,4 +1,4 @@
-"""Two models beside each other: outputs stage by stage, costs, time."""
+"""Two models next to each other: outputs stage by stage, costs, time."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ def stage_modules(model: Any, stages: Stages) -> dict[str, nn.Module]:
     spelt out in the names returned.
 
     Raises:
-        ValueError: for a path that is no submodule of the model.
+        ValueError: for a path that is not a submodule of the model.
     """
     in_block = [stage for stage in stages if "{i}" in stage]
     paths = {s: p for s, p in stages.items() if s == "embedding"}
@@ -51,7 +51,7 @@ def stage_outputs(
     Layers are spelt out in the names, and "log_probs" are last.
 
     Raises:
-        ValueError: for a stage that is no submodule, or is never run.
+        ValueError: for a stage that is not a submodule, or is never run.
     """
     found: dict[str, Tensor] = {}
 
@@ -118,7 +118,7 @@ def count_parameters(model: Any, stages: Stages) -> dict[str, int]:
     """Count the parameters of each component, a tied matrix once.
 
     "block" counts all that is in the blocks, "norms" what remains of them
-    beside attention and feed-forward, and the last norm; "head" is what
+    next to attention and feed-forward, and the last norm; "head" is what
     remains of the model; "buffers" counts numbers that are kept with the
     model but not trained.
     """

@@ -45,7 +45,7 @@ class Part:
 class PartPair:
     """Two parts that do the same, or one that stands alone.
 
-    The rows are their segments beside each other.
+    The rows are their segments next to each other.
     """
 
     left: Part | None
@@ -54,7 +54,7 @@ class PartPair:
 
 
 def pair_sources(left: Style, right: Style) -> dict[str, list[PartPair]]:
-    """Put the components of two styles beside each other, by concept.
+    """Put the components of two styles next to each other, by concept.
 
     Components are paired where both styles say that they are the same stage
     of the model; what stands between those is paired in reading order.

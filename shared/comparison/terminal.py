@@ -171,7 +171,7 @@ def _head(style: str, part: Part | None) -> Text:
 
 
 def _code(segment: Segment | None) -> RenderableType:
-    """Source beside its line numbers; a long line is folded, never cut."""
+    """Source next to its line numbers; a long line is folded, never cut."""
     if segment is None:
         return ""
     return Syntax(

@@ -30,7 +30,7 @@ class Step:
     # whether the model's own code computes it, and it has enough different
     # numbers to be recognised
     distinct: bool
-    judged: bool  # whether the left must have it: it depends on tokens, too
+    judged: bool  # whether the left must have it: it depends on tokens as well
     value: Tensor | None = None  # this rank's, if it has one
     placed: Placed | None = None  # where that stands on the left
     # how it stands there, "" for nowhere, by the ranks that have it

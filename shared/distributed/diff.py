@@ -108,7 +108,7 @@ def diff_sharded(
     """Compare a model on one process with the same over several ranks.
 
     All ranks call this. Each runs the whole of the left, and its part of the
-    right, in float64 where both can. A left that no process can hold beside
+    right, in float64 where both can. A left that no process can hold next to
     its part is a recording, which each rank reads: the right loads its own
     weights, and runs in the recording's dtype.
 
@@ -119,10 +119,10 @@ def diff_sharded(
         vocab_size: number of tokens, where a model does not declare it.
         names: what to call the two.
         dtype: to run both in; None: float64.
-        gradients: whether to compare the gradients of the weights, too.
+        gradients: whether to compare the gradients of the weights as well.
 
     Raises:
-        ValueError: for a single process, for models that are no modules,
+        ValueError: for a single process, for models that are not modules,
             raise, or have other vocabularies, for weights that do not fit,
             and for a recording of other tokens.
     """

@@ -22,7 +22,7 @@ from .placing import Whole, find, on_all_ranks
 
 UNLOADED_SHARE = 0.5  # of a rank's parameters: with more it has its own
 THIRDS = ("qkv", "c_attn", "query_key_value", "in_proj", "wqkv")
-SHIFT = 0.1  # of what is drawn in place of zeros or ones
+SHIFT = 0.1  # of what is drawn instead of zeros or ones
 DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
 
 # Each parameter of a rank is a piece of one of the left's. By its name: the
@@ -50,7 +50,7 @@ def put_weights(
 
     Where most parameters are the left's already, the model has loaded them:
     none is changed, and others are looked for by value. Else vectors of one
-    number, such as biases of zeros, are drawn anew on both sides: a bias of
+    number, such as biases of zeros, are drawn again on both sides: a bias of
     zeros may be added twice.
 
     Raises:
@@ -191,7 +191,7 @@ def compare_gradients(run: Run) -> dict[str, Any]:
     """Compare each gradient with what belongs to this rank of the left's.
 
     Of a parameter that several ranks hold each may have a part of the
-    gradient, which the training code sums up: that is no difference. Stages
+    gradient, which the training code sums up: that is not a difference. Stages
     of a pipeline hold parameters of other names. Returned are the attributes
     of a ShardedDiff that this finds.
     """

@@ -48,7 +48,7 @@ def optimize_for_decoding(model: nn.Module) -> None:
     Its linear layers, but for subclasses, become TokenLinear, and their
     weights are stored column by column, which one token wants; short floats
     go through other kernels, which want rows, and stay. Names, shapes and
-    values stay, too. For training it is no help: an embedding that is tied
+    values stay as well. For training it is no help: an embedding that is tied
     to the head then gathers its rows from all over. Where several threads of
     one process decode at once, leave models of short floats as they are: how
     they are read is a switch of the whole process.

@@ -148,7 +148,7 @@ def _append(
     A model with a cache reads each token once, as long as all rows are
     equally long and fit into its block. Once the window is full it slides,
     and every token in it has a new position: from then on the window is
-    computed anew for each token, as for models without a cache and for rows
+    computed again for each token, as for models without a cache and for rows
     of different lengths.
     """
     reader, modules = cache_reader(model), _modules(model)

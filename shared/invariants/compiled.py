@@ -1,4 +1,4 @@
-"""The compiled program, and compiled masks, held against what is written.
+"""The compiled program, and compiled masks, compared with what is written.
 
 A proof follows operations as they are written, and so does each test. Where
 the user compiles a model, another program is trained: its scores must be

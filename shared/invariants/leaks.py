@@ -63,7 +63,7 @@ class Trial:
     base: Int[Tensor, "rows time"]
     changed: Int[Tensor, "rows time"]
     splits: list[int]  # the first position that differs, row by row
-    name: str = ""  # of what is tried, beside the variant
+    name: str = ""  # of what is tried, next to the variant
     share: float = 1.0  # of the time left to the check, at most
     # where scores must not change; None: before the splits
     still: Bool[Tensor, "rows time"] | None = None
@@ -173,7 +173,7 @@ class LeakFinder:
             base = variant.scores(trial.base)[row, scope]
             require_finite(base, infinite=True)
         if size <= floor_of(delta.dtype) * noise:
-            # other rows did it, another check's matter, or their draws
+            # other rows did it, another for check, or their draws
             self.rows_mix |= steady
             self.draws_differ |= not steady
             return None

@@ -44,7 +44,7 @@ class Outcome:
 
     Attributes:
         name: of the check.
-        status: passed, failed, skipped, expected, error, or parted where the
+        status: passed, failed, skipped, expected, error, or differed where the
             processes took different ways.
         message: a sentence or a few.
         error: what the check raised, if anything.

@@ -57,7 +57,7 @@ class Report:
     block_size: int  # longest sequence tried
     names: list[str] = field(default_factory=list)  # of checks, in order
     results: list[CheckResult] = field(default_factory=list)
-    # how the model was read, and what it did beside answering
+    # how the model was read, and what it did next to answering
     notes: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)  # maps, by check
     plan: str = ""  # how much time there is, where it is short

@@ -28,7 +28,7 @@ CODES = torch.int16
 
 STRONG = -1e8  # a finite mask up to here is an assumption
 WEAK = -100.0  # one up to here looks like a mask, and hides nothing
-# The lowest number over the root of a width as large as 4096 hides, too; in
+# The lowest number over the root of a width as large as 4096 hides as well; in
 # float16, where scores come near it, only the lowest itself.
 LOWEST = {torch.float16: 0.49}
 

@@ -89,7 +89,7 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
 def _as_codes(
     shadows: "Shadows", args: tuple, kwargs: dict, reduces: bool
 ) -> list[Any]:
-    """Return arguments with codes in place of tensors, laid out as these.
+    """Return arguments with codes instead of tensors, laid out as these.
 
     Of a reduction first those that are as plain as can be, then where a
     number is as good as minus infinity, or may be.

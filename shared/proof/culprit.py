@@ -5,7 +5,7 @@ first operation whose numbers there depend on a later token is the culprit.
 Scores of attention pair all positions, along two such axes, and none is hidden
 yet: there it is the softmax, whose weights of a position depend on the keys
 that are not hidden from it. A Fourier transform along the text mixes all of
-it, whatever is cut off behind: the line that cuts is not to blame.
+it, everything that is cut off behind: the line that cuts is not to blame.
 """
 
 import math
@@ -36,7 +36,7 @@ class Tape:
             a number of one row has two codes whose sum is the last row's.
     """
 
-    views = True  # it is called with views, too
+    views = True  # it is called with views as well
 
     def __init__(
         self, allowed: Tensor, rows: bool, reverse: "Tape | None" = None
@@ -111,7 +111,7 @@ class Tape:
         size = len(self.allowed)
         axes = [axis for axis, n in enumerate(codes.shape) if n == size]
         if softmax and axes[-1:] == [codes.dim() - 1]:
-            axes.pop()  # over the keys: their axis is no position's
+            axes.pop()  # over the keys: their axis is not a position's
         if not (axes or self.rows or view):  # a view may have heads there
             return self._is_late_in_chunks(codes)
         shifted = view and axes[-1:] == [codes.dim() - 1] and codes.dim() > 1

@@ -99,7 +99,7 @@ class Order:
     Attributes:
         name: of what is put in order.
         codes: of each token, from a batch's rows and length.
-        target: what is added to a token's code for the target beside it.
+        target: what is added to a token's code for the target next to it.
         losses: whether a loss is followed, not scores.
     """
 
@@ -253,7 +253,7 @@ class Control:
 
     Attributes:
         wrong: an operation whose rule is wrong.
-        parted: where a change took another path.
+        differed: where a change took another path.
     """
 
     wrong: tuple[str, Place] | None = None

@@ -24,7 +24,7 @@ class Compared:
         shadows: carries the codes, twice the position of a token; a target's
             lies between those of the tokens before it and its own.
         tokens, targets: that the model is given.
-        offset: from a token's code to that of the target beside it.
+        offset: from a token's code to that of the target next to it.
     """
 
     def __init__(

@@ -110,12 +110,12 @@ class Prover:
         self.controlled: set[int] = set()  # paths
         self.unfollowed: set[int] = (
             set()
-        )  # those that were run unfollowed, too
+        )  # those that were run unfollowed as well
         self.states: States | None = None  # of the model as it is built
         self.after = ""  # calls, in words, which made the state
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         self.scores: Tensor | None = None  # of the run followed last
-        # of a case: the lengths at which its rules will be held against
+        # of a case: the lengths at which its rules will be compared with
         # changed tokens, and the steps of the runs followed there
         self.sizes: set[int] = set()
         self.steps: dict[tuple[Order, int], Recorded | None] = {}
@@ -131,7 +131,7 @@ class Prover:
         """Return the proof, which stops at what is open first.
 
         Args:
-            others: cases beside eval and train mode, at a few lengths.
+            others: cases next to eval and train mode, at a few lengths.
         """
         proof, subject = self.proof, self.subject
         subject.proofs[proof.order] = proof
@@ -526,7 +526,7 @@ class Prover:
         share = SPREAD_OF_ANOTHER_PROGRAM
         if coarse:
             share = SPREAD_OF_ANOTHER_PROGRAM_IN_16_BITS
-        # NaN is the matter of check_finite
+        # NaN is for check_finite
         if not most > share * float(before[shown].std()):
             return ""
         return f"{most:.2g} apart at length {time}"
@@ -542,7 +542,7 @@ class Prover:
     def _control_sizes(self, lengths: list[int]) -> set[int]:
         """Return a short length, and a longer one unless the model is heavy.
 
-        There the rules are held against changed tokens.
+        There the rules are compared with changed tokens.
         """
         heavy, fit = self.subject.heavy, self.subject.lengths.fit
         few = FEWER if heavy else CONTROL
@@ -642,7 +642,7 @@ class Prover:
     def _find_culprit(
         self, run: Followed, time: int, order: Order
     ) -> list[Place]:
-        """Find it at a length that is no other size, if it shows there.
+        """Find it at a length that is not a other size, if it shows there.
 
         Returns it between the lines before and after.
         """

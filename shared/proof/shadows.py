@@ -120,7 +120,7 @@ def _read_by(func, name, args, tensors):
 
 
 def _changed_by(result, tensors, written):
-    """Return the results that are no views, and what else was written."""
+    """Return the results that are not views, and what else was written."""
     outs = tensors_in((result,))
     if not written:
         keys = {t.untyped_storage()._cdata for t in tensors}
@@ -146,7 +146,7 @@ def _overlap(one: Memory | None, other: Memory | None) -> bool:
 
 
 class Shadows(Operations):
-    """Carries codes beside numbers.
+    """Carries codes next to numbers.
 
     Args:
         parameters: tensors that can have any value, but for parameters of
@@ -155,7 +155,7 @@ class Shadows(Operations):
         routing: whether integers that sort a token's own choices are taken
             as known.
         tape: called with each step; None: steps are not kept. One with
-            views is called with these, too.
+            views is called with these as well.
         blind: whether results carry no codes: the tape reads their numbers.
     """
 
@@ -347,7 +347,7 @@ class Shadows(Operations):
         )
         call.hides, call.routing = top >= LOWERED + KNOWN, self.routing
         known = any(s.low == KNOWN for s in shadows)
-        # a number of Python's that is 0 or a mask is known, too
+        # a number of Python's that is 0 or a mask is known as well
         numbers = [a for a in args if isinstance(a, int | float)]
         known = known or any(a == 0 or a <= WEAK for a in numbers)
         call.special = call.hides or known

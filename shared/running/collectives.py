@@ -35,7 +35,7 @@ def finished(func: Any, args: tuple, result: Any) -> tuple[Any, list[Tensor]]:
     if space == NAMESPACES[0] and name not in RECEIVED:
         work_of(result).wait()
         if isinstance(result, tuple):
-            # each wait of gloo's copies anew what has no codes
+            # each wait of gloo's copies again what has no codes
             result = (*result[:-1], _done(written))
     return result, written
 

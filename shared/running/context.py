@@ -201,7 +201,7 @@ def _own_context() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         # autocast keeps the weights that it cast until the outermost one ends:
-        # a model's own shall end, so that changed weights are cast anew
+        # a model's own shall end, so that changed weights are cast again
         torch.clear_autocast_cache()
         found = torch.accelerator.current_accelerator() or default
         for kind in {"cpu", default.type, found.type}:

@@ -71,7 +71,7 @@ def added_to(
         rest = [loss - m for m, loss in zip(means, values, strict=True)]
         if max(rest) - min(rest) <= TERM_SHARE * abs(values[0]):
             return {shift}, rest[0], 0.0
-        # a share of the mean over all ids, in place of the target's
+        # a share of the mean over all ids, instead of the target's
         kept = scores.double()[:, : scores.size(1) - shift]
         every = -float(kept.log_softmax(-1).mean())
         shares = [r / (every - m) for r, m in zip(rest, means, strict=True)]
@@ -188,7 +188,7 @@ def scores_and_loss(
 
     Raises:
         ModelRaised: for a call with targets that the model refuses.
-        AssertionError: for changed targets, and a loss that is no number.
+        AssertionError: for changed targets, and a loss that is not a number.
     """
     subject, name = variant.subject, variant.subject.caller.target_name
     given = targets.to(subject.device, copy=True)

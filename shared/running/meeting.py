@@ -223,7 +223,7 @@ def _find_out(
     )
     if size == at and (subject.builder.can_copy or not subject.is_module):
         return subject
-    with suppress(ModelRaised):  # a check will meet the exception, too
+    with suppress(ModelRaised):  # a check will meet the exception as well
         for find in (
             *(_find_gradients, find_state, require_batch_first),
             *(find_refusals, find_noise),
@@ -272,7 +272,7 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
         if case is LOSSES and TRAIN_TARGETS not in unanswered:
             unanswered.append(case)  # its scores say more
             continue
-        # one row would fit the axes of other masks, too
+        # one row would fit the axes of other masks as well
         rows = 1 if case.visible is None else subject.fit_rows(2)
         try:
             Variant(subject, copy, case).scores(subject.draw(rows, 5))
@@ -370,7 +370,7 @@ def probe(
     try:
         for size in probe_sizes(vocab, subject.block_size):
             _call(subject, copy, size, 1)
-    except ModelRaised as error:  # with id 0 alone, too: it is the length
+    except ModelRaised as error:  # with id 0 alone as well: it is the length
         fault = f"one token is answered, but {error}"
     return replace(subject, fault=fault), (1, 1)
 

@@ -104,7 +104,7 @@ def quantised(model: Any) -> str:
     """Return what says that a model is quantised, or "".
 
     Weights of a class of their own, or torch.ao's quantised modules, whose
-    packed weights are no tensors.
+    packed weights are not tensors.
     """
     if not isinstance(model, nn.Module):
         return ""
@@ -135,7 +135,7 @@ def as_written() -> Iterator[None]:
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Run what is compiled so, in a program that compiles nothing else anew.
+    """Run what is compiled so, in a program that compiles nothing else again.
 
     No mode may see it: dynamo would leave such a frame to Python for ever.
 

@@ -25,7 +25,7 @@ from .errors import ROOMS
 WIDTH = 48  # of an expression in a sentence
 
 SHARED = Path(__file__).resolve().parents[1]
-# the styles lie inside what is installed, and beside shared in a checkout
+# the styles lie inside what is installed, and next to shared in a checkout
 STYLES = SHARED.parent if SHARED.name == "shared" else SHARED
 PACKAGES = Path(torch.__file__).resolve().parents[1]
 
@@ -81,7 +81,7 @@ class Place:
             module, where the model's own code calls it; no part of a
             comparison of places.
         module: the name of the innermost module that runs, likewise.
-        by_op: whether messages name the operation in place of the
+        by_op: whether messages name the operation instead of the
             expression, as one line may hold several; likewise.
     """
 

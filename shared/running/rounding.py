@@ -126,7 +126,7 @@ def is_real(
 ) -> bool:
     """Whether a difference is more than rounding.
 
-    It is measured anew while weights are nudged; noise is the rounding of
+    It is measured again while weights are nudged; noise is the rounding of
     the numbers whose difference it is.
     """
     with Inside() as inside:

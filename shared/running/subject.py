@@ -25,12 +25,12 @@ HEAVY = 2_000_000  # parameters: float64 and whole batches cost too much
 class Subject:
     """A record of a model: `meet` writes it, the checks read it.
 
-    Beside it are the clock of its checks, their proofs, and the copies of the
+    Next to it are the clock of its checks, their proofs, and the copies of the
     model that no check may change.
     """
 
     name: str  # of its class or factory
-    builder: Builder  # makes it anew
+    builder: Builder  # makes it again
     seed: int  # of weights and tokens
     vocab_size: int
     block_size: int  # longest sequence that is tried

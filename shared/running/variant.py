@@ -214,8 +214,8 @@ class Variant:
             grad: whether gradients are recorded, also if not by the case.
             seed: of the global generators; None: these go on, and in train
                 mode start from a fixed state.
-            mask: an attention mask, in place of the case's.
-            targets: in place of the case's.
+            mask: an attention mask, instead of the case's.
+            targets: instead of the case's.
             go_on: whether the copy keeps what the last call left in it.
             as_given: whether it gets these very ids, not a copy of them.
         """
@@ -304,7 +304,7 @@ def _apart(scores: Tensor, others: Tensor) -> tuple[float, float, int]:
 
 
 def build(subject: Subject, seed: int | None = None) -> Model:
-    """Return the model anew; seed is that of its weights, if another."""
+    """Return the model again; seed is that of its weights, if another."""
     return subject.builder.build(seed)
 
 

@@ -178,7 +178,7 @@ class Case:
             return caller.call(model, tokens, extra, own)
 
     def arguments(self, tokens: Tokens, caller: Caller) -> dict[str, Any]:
-        """Return what a call gets beside its tokens."""
+        """Return what a call gets next to its tokens."""
         extra: dict[str, Any] = {}
         if self.given is not None:
             made = self.given.make(tokens, self.places)
@@ -307,7 +307,7 @@ def refused_with(case: Case) -> list[Case]:
 
 
 def followed_cases(subject: Subject) -> Iterator[Case]:
-    """Yield the cases of a proof beside one row in eval and train mode."""
+    """Yield the cases of a proof next to one row in eval and train mode."""
     for case in cases_of(CAUSALITY, subject):
         main = case in (EVAL, TRAIN)
         if case.losses:

@@ -93,7 +93,7 @@ def _first_line(
 ) -> Line | None:
     """Return the first line of the first run whose value differs.
 
-    Compared are the parts of a first value, and of a second one beside it. In
+    Compared are the parts of a first value, and of a second one next to it. In
     its place stands a line of the first run alone: one that no value of the
     second run equals, though some have its size, the length among its axes.
     """
@@ -216,7 +216,7 @@ class _Lines(Operations):
     """Hands out each floating value of the model's lines as it is computed.
 
     The key is the line and how often it ran; for a module of torch's the
-    module in place of the line, as a model may call it from two lines.
+    module instead of the line, as a model may call it from two lines.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ def _before(
     axes = [axis for axis, n in enumerate(value.shape) if n == time]
     if value.shape[-2:] == (time + 1, time):  # distances of keys, skewed
         return None
-    # of scores of attention the keys are positions, too
+    # of scores of attention the keys are positions as well
     for axis in axes:
         value = value.narrow(axis, 0, split)
     return value if axes else None

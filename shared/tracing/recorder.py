@@ -41,7 +41,7 @@ class Recorder(Operations):
     model: object  # whose modules' names say the layer
     tokens: Tensor  # the ids of the run
     run: CodeType | None  # runs the model: no line is above this function
-    by_heads: bool  # whether heads are values of their own, too
+    by_heads: bool  # whether heads are values of their own as well
     # returns what is kept of a value; None keeps all of it
     reduce: Callable[[Tensor], Tensor] | None
     # None in a first run, in which digests are kept; else what is done with

@@ -26,7 +26,7 @@ class Digest:
     """What is kept of a value after the first run.
 
     Where two values differ by at most d everywhere, in any order, their
-    marks do, too.
+    marks do as well.
     """
 
     finite: int  # how many numbers are finite
@@ -74,7 +74,7 @@ class Value:
     # whether it is also a step inside its own operation: a norm without
     # weights is its normalised input
     own_step: bool = False
-    # the lines that laid its inputs out anew: views, transposes, copies
+    # the lines that laid its inputs out again: views, transposes, copies
     moves: tuple[Place, ...] = ()
     constant: bool = False  # whether no token leads to it
 
@@ -182,5 +182,5 @@ def of_one_size(found: Float[Tensor, "5"]) -> Float[Tensor, "5"]:
 
 
 def reduced(value: Float[Tensor, "..."]) -> Float[Tensor, "5"]:
-    """Return what is compared of a value beside statistics."""
+    """Return what is compared of a value next to statistics."""
     return of_one_size(statistics(value))

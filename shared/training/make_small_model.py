@@ -2,7 +2,7 @@
 
 `python -m gpt_duet.training.make_small_model --out FOLDER` runs `gpt-duet
 train` with the recipe below, rounds the weights to half precision, writes
-them with a config.json, and prints what they reach, as the README beside
+them with a config.json, and prints what they reach, as the README next to
 the kept ones says it. On two cores it takes a quarter of an hour.
 """
 

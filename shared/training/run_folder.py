@@ -47,7 +47,7 @@ LOG = "log.jsonl"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The text, tokenizer and style of a run, beside config and recipe."""
+    """The text, tokenizer and style of a run, next to config and recipe."""
 
     style: str  # name of the package
     dtype: str  # of the weights
@@ -58,7 +58,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedRun(msgspec.Struct, frozen=True):
-    """A checkpoint's run.json; sha256 is of the files beside it."""
+    """A checkpoint's run.json; sha256 is of the files next to it."""
 
     format: Literal["gpt-duet training run 2"]
     step: int
@@ -225,7 +225,7 @@ def read_log(folder: Path) -> list[Record]:
     """Return the log's steps, without one that a killed process cut off.
 
     Raises:
-        ValueError: for a line that is no step's.
+        ValueError: for a line that is not a step's.
     """
     path = folder / LOG
     if not path.is_file():

@@ -2,7 +2,7 @@
 
 A kind names a text of files/lessons.html and of a style's STEPS. Shapes,
 masked numbers, rows that sum to one, and the order of the steps decide; the
-names in a model's source do not, so that a stranger's model has kinds, too.
+names in a model's source do not, so that a stranger's model has kinds as well.
 """
 
 from collections.abc import Mapping, Sequence

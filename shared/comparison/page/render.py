@@ -39,7 +39,7 @@ TEXTS = {
     "Python code": "def add(a, b):\n    return a + b\n\n\n"
     "def double(a):\n    return add(a, a)\n",
     "One, two, three, again and again": " ".join(8 * ["one two three"]),
-}  # that can be chosen beside the default one
+}  # that can be chosen next to the default one
 ROOM = 400_000  # bytes of a text's maps: those of all texts fit in a page
 WALK_PARAMETERS = 20_000_000  # of larger models a page takes too long
 
@@ -114,7 +114,7 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
     """Return the walk over the first tokens, None for a large model."""
     if sum(tensor.numel() for tensor in pair.state.values()) > WALK_PARAMETERS:
         return None
-    # weights that a style scales are scaled in float64, too
+    # weights that a style scales are scaled in float64 as well
     doubled = {n: tensor.cpu().double() for n, tensor in pair.state.items()}
     left, right = (s.from_gpt2(doubled, pair.config) for s in pair.styles)
     text_of = partial(token_text, tokenizer)

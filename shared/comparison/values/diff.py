@@ -55,9 +55,9 @@ def diff_by_value(
     Each brings its own weights. A side may be a recording: the path of an
     .npz or a .safetensors with the tokens, and with arrays in the order in
     which they were computed, the scores among them, or with five numbers of
-    each: mean, deviation, least, most and norm. Beside a model it stands on
+    each: mean, deviation, least, most and norm. Next to a model it stands on
     the right, and the model runs in its dtype. A function written in arrays
-    of NumPy or JAX stands there, too; its scores alone are compared.
+    of NumPy or JAX stands there as well; its scores alone are compared.
 
     Args:
         left: a model, any callable from (batch, time) ids to scores, or a
@@ -237,7 +237,7 @@ def run_beside(
     dtype: torch.dtype | None,
     kind: type[Side] = Side,
 ) -> tuple[Side, Recording]:
-    """Run a model beside a file or scores, in the dtype of these."""
+    """Run a model next to a file or scores, in the dtype of these."""
     if recording.statistics and kind is not Side:
         raise ValueError("statistics are compared on one process")
     tokens = fitting(recording.tokens, subject.block_size, subject.vocab_size)

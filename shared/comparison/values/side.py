@@ -66,7 +66,7 @@ class Side:
         self.run_in = dtype
         self.tokens = tokens
         self.doubled = dtype is None  # whether it runs in float64
-        self.by_heads = False  # whether heads are values of their own, too
+        self.by_heads = False  # whether heads are values of their own as well
         self.below: Callable[[], AbstractContextManager] = below_autograd
 
     @classmethod
@@ -292,7 +292,7 @@ class Side:
 
 
 def run_in_one_dtype(sides: tuple[Side, Side]) -> None:
-    """Record a side that runs in float64 anew where the other cannot."""
+    """Record a side that runs in float64 again where the other cannot."""
     if sides[0].dtype != sides[1].dtype:
         for side in sides:
             if side.doubled:

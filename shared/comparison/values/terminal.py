@@ -27,8 +27,8 @@ def tables(
 ) -> Iterator[RenderableType]:
     """Yield the sections' titles and tables.
 
-    The two sides stand beside each other where that is wide enough. The whole
-    has lines of one side alone, too; numbers are texts below values' lines.
+    The two sides stand next to each other where that is wide enough. The whole
+    has lines of one side alone as well; numbers are texts below values' lines.
     """
     heads: Cells = (
         *(Text(printable(name), "bold cyan") for name in names),

@@ -41,7 +41,7 @@ def check_batch_independence(subject: Subject) -> str:
 
     Why: statistics over the batch make evaluation depend on who else is in
     it, and carry one sequence's future into another.
-    How: a proof, as in check_causality, with rows in place of positions. It
+    How: a proof, as in check_causality, with rows instead of positions. It
     does not see what depends on the number of rows or on a row's place: so a
     batch is compared with each row alone, another order, twice over and other
     rows; in train mode, too, where shapes and so dropout masks are the same.
@@ -74,7 +74,7 @@ def check_batch_independence(subject: Subject) -> str:
     if tested:
         how = "tested: " * (proof is not None)
         found.append(f"{how}alone, reordered, repeated, among others")
-    # NaN behind padding is the matter of check_finite and check_causality
+    # NaN behind padding is for check_finite and check_causality
     with subject.budget.part(), suppress(ModelRaised, NotFinite):
         notes |= {*_padded(subject)}
     return "; ".join([*found, *sorted(notes)])
@@ -94,7 +94,7 @@ def _where_open(
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
-    """Yield a variant, a length and a number of rows; train mode, too."""
+    """Yield a variant, a length and a number of rows; train mode as well."""
     variants = both(subject)  # the larger one is made where it is needed
     fresh, longest = next(variants), subject.block_size
     few = ROWS_TRIED_OF_A_HEAVY_MODEL if subject.heavy else ROWS_TRIED

@@ -28,7 +28,7 @@ def check_context_use(subject: Subject) -> str:
     How: each token of short texts is replaced, on the fresh model and with
     larger weights; of the longest text some tokens, by value or by gradient.
     A declared window may forget what is outside it; lengths near it and its
-    double are tried, too.
+    double are tried as well.
     Reports: huggingface/transformers 39408, a sliding window off by one.
     """
     longest = subject.block_size

@@ -69,7 +69,7 @@ def check_documents(subject: Subject) -> str:
     differently, and so is a call after another one. An
     argument whose purpose it is, or a declaration, promises that documents
     are apart; of position_ids that start again the report says what was seen.
-    A proof, as in check_causality, has documents in place of positions.
+    A proof, as in check_causality, has documents instead of positions.
     Reports: huggingface/transformers 46634; huggingface/nanoVLM 204.
     """
     ways = packings(subject)

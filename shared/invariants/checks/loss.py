@@ -73,7 +73,7 @@ class _Loss:
     # those that the softmax runs over
     scores: Float[Tensor, "batch time vocab"]
     shifts: set[int]  # of the targets, inside; both where both are right
-    added: float | None  # beside the mean; None: not the same at each text
+    added: float | None  # next to the mean; None: not the same at each text
     note: str
 
 
@@ -267,7 +267,7 @@ def _besides(
     """Return the shifts at which a loss depends on the scores as it should.
 
     Its gradient to the scores is that of the mean cross-entropy, so that a
-    term beside it is not of these scores: that of another head, say. Or other
+    term next to it is not of these scores: that of another head, say. Or other
     targets change both alike, so that a term of these scores is the same for
     all targets. Each with the share by which the targets are smoothed.
     """

@@ -34,7 +34,7 @@ def check_order_sensitivity(subject: Subject) -> str:
     How: some permutation of short texts must move the last scores. In the
     longest the first token is swapped with those 1, 2, 4, 8, ... behind it,
     and neighbours at 8, 16, ... with each other: where that does nothing,
-    though each token counts and a swap beside them does something, two
+    though each token counts and a swap next to them does something, two
     positions are one.
     Reports: Vaswani et al. 2017, section 3.5: attention has no order.
     """

@@ -130,6 +130,6 @@ def _snapshot(model: Model) -> dict[str, object]:
 
 
 def _contents(tensor: Tensor) -> list[object]:
-    """Return shapes, dtypes and bits, which are equal where NaN is, too."""
+    """Return shapes, dtypes and bits, which are equal where NaN is as well."""
     parts = [p.detach().to_dense().cpu() for p in parts_of(local(tensor))]
     return [(part.shape, part.dtype, bits(part)) for part in parts]

@@ -20,7 +20,7 @@ FORWARDS = 3  # in train mode, before the last reload
 def check_state_dict(subject: Subject) -> str:
     """A reloaded copy computes the same function.
 
-    Why: what is no parameter and no saved buffer is lost in a checkpoint;
+    Why: what is not a parameter and no saved buffer is lost in a checkpoint;
     and what was computed from weights is wrong when others are loaded.
     How: a model is evaluated and trained a little; a copy of its state goes
     into one with scrambled weights, again after more training, and again

@@ -90,7 +90,7 @@ def _require_distinct(variant: Variant) -> str:
 def _require_told_apart(subject: Subject, ids: Int[Tensor, "ids"]) -> None:
     """Raise where no score moves when one id takes another's place.
 
-    With weights drawn anew the two whose scores are nearest are tried.
+    With weights drawn again the two whose scores are nearest are tried.
     """
     variant, generator = own(subject), subject.generator()
     if subject.is_module and subject.builder.can_copy:

@@ -1,4 +1,4 @@
-"""How a model is built anew for each check: by its factory, or as a copy."""
+"""How a model is built again for each check: by its factory, or as a copy."""
 
 import copy
 import functools
@@ -90,7 +90,7 @@ CASTS = {  # names of nn.Module's methods
 
 
 class Builder:
-    """Builds a model anew, so that no check meets what another changed."""
+    """Builds a model again, so that no check meets what another changed."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Builder:
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> Model:
-        """Return the model anew.
+        """Return the model again.
 
         Args:
             seed: of its weights, if another.
@@ -163,7 +163,7 @@ class Builder:
     def program(self) -> Model:
         """Return the model as its user runs it, in its wrappers.
 
-        One that was passed in is no copy: what it holds is to be put back.
+        One that was passed in is not a copy: what it holds is to be put back.
         """
         if not self.fresh:
             return self.outer
@@ -235,7 +235,7 @@ class Builder:
         parts = {*called} - {*model.modules()}
         shared = sorted(n for n, m in source.named_modules() if m in parts)
         if shared and self.original is not None:
-            self.original = None  # each is built anew
+            self.original = None  # each is built again
         elif shared:
             self._give_up(
                 f"a copy still calls {', '.join(shared[:3])} of the original "
@@ -330,7 +330,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast a model as .double() and .bfloat16() do, in place."""
     if isinstance(model, torch.jit.ScriptModule):  # it has no other way
         return model.to(dtype)
-    # .to(dtype) would make complex buffers real, too
+    # .to(dtype) would make complex buffers real as well
     return getattr(model, CASTS[dtype])()
 
 

@@ -110,7 +110,7 @@ TARGETS = re.compile(
 # Methods that return scores where the model's own call returns a loss alone.
 SCORERS = ("forward_logits", "get_logits", "compute_logits", "logits")
 LOG_PROBS = "log_probs"
-# What a model must be given beside tokens, as its users give it.
+# What a model must be given next to tokens, as its users give it.
 REQUIRED: dict[str, Callable[[Tensor], Any]] = {
     MASK: torch.ones_like,
     "start_pos": lambda tokens: 0,
@@ -126,16 +126,16 @@ class Caller:
     takes_mask: bool
     target_name: str | None  # the targets' keyword in the model's own call
     own_token_name: str | None  # the ids' keyword there
-    # what each call gets beside the ids, made from these
+    # what each call gets next to the ids, made from these
     given: dict[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     time_first: bool = False
     alone: bool = False  # it takes the ids of one text, (time,)
     optional: tuple[str, ...] = ()  # arguments that are None unless given
-    # alternatives of each argument with a default, each beside its like
+    # alternatives of each argument with a default, each next to its like
     forms: tuple[list[list[Input]], ...] = ()
     inputs: tuple[Input, ...] = ()  # those that the model answers
     never: tuple[str, ...] = ()  # arguments that the user says are never given
-    arguments: tuple[str, ...] = ()  # beside tokens and targets, defaulted
+    arguments: tuple[str, ...] = ()  # next to tokens and targets, defaulted
     own_arguments: tuple[str, ...] = ()  # in the model's own call alone
     arrays: bool = False  # tensors are refused: it gets NumPy's arrays
     no_gradients: str = ""  # why none is recorded here
@@ -189,7 +189,7 @@ class Caller:
     def arranged(
         self, tokens: Shaped[Tensor, "batch time"]
     ) -> Shaped[Tensor, "*axes"]:
-        """Return ids, or numbers beside them, as the model takes them."""
+        """Return ids, or numbers next to them, as the model takes them."""
         if self.alone:
             (tokens,) = tokens
         return tokens.mT.contiguous() if self.time_first else tokens
@@ -286,7 +286,7 @@ def no_targets(tokens: Tensor) -> Tensor:
 
 
 def _longer(value: Any, shape: torch.Size) -> Any:
-    """Return ids, or numbers beside them, with one position more."""
+    """Return ids, or numbers next to them, with one position more."""
     if not isinstance(value, Tensor) or value.shape != shape:
         return value
     return torch.cat([value, value[:, :1]], 1)

@@ -1,11 +1,11 @@
-"""What a call takes beside its tokens: each argument's kind, by its name.
+"""What a call takes next to its tokens: each argument's kind, by its name.
 
 An argument is made from the tokens and from the layout of their rows (which
 are padded differently, and hold other documents), and given in the first of
 its forms that the model answers. Those that occur together in the field are
 given together, too (`together`). Never given, and no gap in what is tried, are
 
-- caches: decoding is the matter of check_cache;
+- caches: decoding is for check_cache;
 - what chooses the form of an answer or of a loss (ANSWER), but for flags;
 - embeddings, which take the place of the tokens (INSTEAD): a report names
   them, since it is about ids;
@@ -83,7 +83,7 @@ ANSWER = re.compile(
     r"|ignore_index|label_smoothing|num_items_in_batch"
 )
 INSTEAD = re.compile(r"(decoder_)?(inputs?|tokens?)_?embed(s|ding|dings)?")
-# Flags that say whether a model is causal: False is no fault of a model's.
+# Flags that say whether a model is causal: False is not a fault of a model's.
 CAUSAL = re.compile(r"(is_|use_)?causal(_mask)?|bidirectional|is_decoder")
 MASK = "attention_mask"
 REFUSALS = ValueError, NotImplementedError  # of a call that is not supported
@@ -182,7 +182,7 @@ def _block_mask(
     """Return the mask of rows; (rows) is left out where they are alike."""
     make, time = sys.modules[FLEX].create_block_mask, sum(lengths[0])
     alike = len({*lengths}) == 1
-    with torch.inference_mode(False):  # a call that trains may get it, too
+    with torch.inference_mode(False):  # a call that trains may get it as well
         ids = documents(
             torch.empty(1, device=device),
             Layout((), lengths[: 1 if alike else None]),
@@ -330,7 +330,7 @@ def inputs_of(
 ) -> Iterator[list[list[Input]]]:
     """Yield the forms of each argument that can be given.
 
-    Those of a form are given beside each other, forms are alternatives.
+    Those of a form are given next to each other, forms are alternatives.
 
     Args:
         model: whose states have a width.

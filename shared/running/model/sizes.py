@@ -20,7 +20,7 @@ VOCABULARY = (
     *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
     "padded_vocab_size",
 )
-# block_size comes last: beside another one it is a tile of the attention.
+# block_size comes last: next to another one it is a tile of the attention.
 LENGTH = (
     *("max_position_embeddings", "n_positions", "max_target_positions"),
     *("n_ctx", "context_length", "max_seq_len", "max_seq_length"),
@@ -70,7 +70,7 @@ class Lengths:
         return inside and time % self.step == 0
 
     def fit(self, time: int) -> int:
-        """Return the longest that is no longer, else the least."""
+        """Return the longest that is not a longer, else the least."""
         time = min(time, self.longest)
         return max(time - time % self.step, self.least)
 

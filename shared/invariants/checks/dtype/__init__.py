@@ -40,7 +40,7 @@ UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 def check_dtype(subject: Subject) -> str:
     """.double(), .bfloat16(), .half() work; .to(device) moves everything.
 
-    Why: a tensor that is no buffer stays behind, in another dtype or on
+    Why: a tensor that is not a buffer stays behind, in another dtype or on
     another device; float16 has no -1e9 for a mask, and bfloat16 no 257th
     position.
     How: a forward in each dtype, in bfloat16 of up to 300 tokens, where

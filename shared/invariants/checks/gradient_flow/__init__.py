@@ -60,7 +60,7 @@ def check_gradient_flow(subject: Subject) -> str:
         raise AssertionError("the model has no trainable parameter")
     subject.budget.something_tried = True
     _require_gradients(variant, sizes)
-    # the numbers of quantised weights cannot be drawn anew
+    # the numbers of quantised weights cannot be drawn again
     parts = {} if quantised(model) else _reasons(variant, alive)
     for fault in (NEVER, DETACHED, BOTH_ZERO):
         if fault in parts:
@@ -211,7 +211,7 @@ def _gradient_sizes(
                 }
         for name, parameter in trainable.items():
             if parameter.grad is not None:
-                # NaN is check_finite's matter
+                # NaN is for check_finite
                 grad = local_gradient(parameter.grad, parameter)
                 size = float(grad.nan_to_num(nan=1.0).abs().max())
                 sizes[name] = max(sizes[name], size)

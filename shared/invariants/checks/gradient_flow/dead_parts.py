@@ -81,7 +81,7 @@ def reasons(
 
     Yields:
         A reason, an axis and the slices; BOTH_ZERO for slices that are 0 and
-        that other weights bring to life: a step of training may, too.
+        that other weights bring to life: a step of training may as well.
     """
     longest = min(subject.block_size, LONG if subject.heavy else 1 << 30)
     time = subject.lengths.fit(longest)

@@ -128,7 +128,7 @@ def _compare(
     if variant.case.training:
         variant.start_again()
         one, two = (variant.scores(tokens, seed=1, go_on=True) for _ in "ab")
-        if not one.equal(two):  # spectral norm estimates anew each time
+        if not one.equal(two):  # spectral norm estimates again each time
             return "; in train mode each call changes the next one's scores"
     require_finite(scores)
     name, pair = max(wrong.items(), key=lambda item: item[1].share)
