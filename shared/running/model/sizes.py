@@ -70,7 +70,7 @@ class Lengths:
         return inside and time % self.step == 0
 
     def fit(self, time: int) -> int:
-        """Return the longest that is not a longer, else the least."""
+        """Return the longest that is not longer, else the least."""
         time = min(time, self.longest)
         return max(time - time % self.step, self.least)
 
