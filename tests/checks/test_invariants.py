@@ -46,6 +46,9 @@ CAUSALITY = "check_causality"
 PURITY = "check_purity"
 SHARES = [name for name, check in CHECKS.items() if check.share]
 CONFIG = GPTConfig(65, 16, n_layer=2, n_head=4, n_embd=32)
+# A pair of arguments is a case at one length, after all others: where a call
+# takes a second, the message says that there was no time for it.
+TRIED_LAST = ("mask_and_targets_open", "mask_and_positions_open")
 BUILDS = {model.name: model.build for model in BROKEN}
 
 
@@ -123,7 +126,10 @@ def test_a_value_of_training_that_is_saved_is_no_fault(kind):
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_of_a_second")
 @pytest.mark.parametrize(
-    "model", as_parameters(b for b in BROKEN if b.check in SHARES)
+    "model",
+    as_parameters(
+        b for b in BROKEN if b.check in SHARES and b.name not in TRIED_LAST
+    ),
 )
 def test_and_is_though_calls_are_slow(model):
     report = run(model, [model.check])

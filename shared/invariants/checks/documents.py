@@ -128,7 +128,8 @@ def _promised(
             text += refused + _boundary(subject, way, rows[0])
             if way.mark is not None:
                 return text
-            return f"{prove_documents(subject, numbered)}; tested: {text}"
+            proof = prove_documents(subject, numbered)
+            return f"{proof.sentence}; tested: {text}"
         faults.append(fault[1])
     text, way = faults[0], ways[0]
     uncached = way.without_cache(subject)
