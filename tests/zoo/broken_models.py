@@ -290,7 +290,7 @@ def padding_in_training(self, mask, shown):
     return shown if self.training and not shown.all() else mask & shown
 
 
-@broken("check_causality", Padded, "padded", only=True)
+@broken("check_causality", Padded, "padded")
 def padded_row_alone(self, mask, shown):
     """A mask of padding for one row takes the place of the causal one."""
     alone = len(shown) == 1 and not shown.all()
