@@ -255,6 +255,16 @@ def code_of(function: Any) -> CodeType | None:
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
+def lines_of_code(code: CodeType) -> list[str]:
+    """Return the lines of a function's source, [] where they are in no file.
+
+    inspect.getsource asks each module of the process for its file, and an
+    alias that imports another module at the first question may raise.
+    """
+    lines = linecache.getlines(code.co_filename)
+    return inspect.getblock(lines[code.co_firstlineno - 1 :])
+
+
 def place_of_code(function: object) -> Place:
     """Return the line where a function, or a callable's class, is defined."""
     code = code_of(function)

@@ -207,7 +207,7 @@ def test_the_command_beside_folders_named_as_ours(installed, project):
     for name in THEIRS:
         shutil.copytree(project / name, installed.folder / name)
     (installed.folder / "user.py").write_text(
-        "from annotated.config import OWN\nfrom gpt_duet.config import OWN\n"
+        "from annotated.config import OWN\nfrom shared.config import OWN\n"
         "from gpt_duet import GPTConfig\nfrom gpt_duet.annotated import *\n"
         "def build():\n    return build_model(GPTConfig(9, 8, 1, 1, 8))\n"
     )

@@ -128,8 +128,8 @@ def _promised(
             text += refused + _boundary(subject, way, rows[0])
             if way.mark is not None:
                 return text
-            proof = prove_documents(subject, numbered)
-            return f"{proof.sentence}; tested: {text}"
+            proved = prove_documents(subject, numbered).sentence
+            return f"{proved}; tested: {text}"
         faults.append(fault[1])
     text, way = faults[0], ways[0]
     uncached = way.without_cache(subject)

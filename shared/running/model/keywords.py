@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from ..places import lines_of_code
+
 READERS = ("get", "pop", "setdefault")
 DEEP = 8  # calls that pass **kwargs on, one inside the other
 FOREIGN = ("torch", "builtins", "functools")  # code that is not the model's
@@ -182,9 +184,10 @@ def _rest(function: FunctionType) -> str | None:
 
 @cache
 def _tree_of(code: CodeType) -> ast.AST | None:
+    lines = lines_of_code(code)
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, SyntaxError, TypeError):  # of code that is in no file
+        return ast.parse(textwrap.dedent("".join(lines))) if lines else None
+    except SyntaxError:  # a lambda inside a call
         return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import OtherVocabulary, UnknownSize, UnusableModel
+from ..places import lines_of_code
 
 VOCABULARY = (
     *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
@@ -297,10 +298,11 @@ def branches_on_length(
 @cache
 def _comparisons(method: FunctionType) -> list[tuple[int, ast.Compare]]:
     """Return the comparisons that a method's branches depend on."""
+    code = inspect.unwrap(method).__code__
+    lines, first = lines_of_code(code), code.co_firstlineno
     try:
-        lines, first = inspect.getsourcelines(method)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):  # of code that is in no file
+    except SyntaxError:
         return []
     nodes = (node for node in ast.walk(tree) if isinstance(node, BRANCHES))
     return [
