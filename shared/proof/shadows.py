@@ -174,7 +174,7 @@ class Shadows(Operations):
         self.routed = False
         self.path = 0  # a hash of the operations that carried codes
         self.times_read = 0  # numbers, by operations and texts
-        self.inside = 0  # formulas that are being written out
+        self.inside: list[Any] = []  # operations that are being taken apart
         self.coming: dict[int, Any] = {}  # codes from other ranks
         self.sent: list[Any] = []  # codes on their way to them
         # memory that no operation made: where each lies; what was written
@@ -440,14 +440,14 @@ class Shadows(Operations):
         elif func.namespace in TORCHS_OWN and len(call.results) < 2:
             parts = getattr(torch.ops.aten, call.name, None)
             args, kwargs = call.before_it_wrote(self.mark)
-        if parts is None:
-            return None
-        self.inside += 1
+        if parts is None or func in self.inside:
+            return None  # one that writes may have no form that returns
+        self.inside.append(func)
         try:
             with self:
                 results = tensors_in((parts(*args, **kwargs),))
         finally:
-            self.inside -= 1
+            self.inside.pop()
         found = [self.codes(r) for r in results]
         shapes = [r.shape for r in results]
         if formula is not None and found:  # of no more than the first
