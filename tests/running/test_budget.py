@@ -332,8 +332,10 @@ class Fetched(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
-        if name in self.HOW or (name == "to" and "cpu" in map(str, args[1:])):
-            self.sizes.append(args[0].numel())
+        fetched = name == "to" and "cpu" in map(str, args[1:])
+        if fetched or name in self.HOW:
+            generators = args[0].dtype == torch.uint8  # lies on the CPU
+            self.sizes += [] if generators else [args[0].numel()]
         return function(*args, **(kwargs or {}))
 
 

@@ -161,7 +161,7 @@ def test_a_model_whose_copy_is_none_is_not_accused():
     model = MinGPT(GPTConfig())
     report = check_model(model)
     assert report.ok, str(report)
-    assert "a copy still calls transformer.h.0.mlp.c_fc" in report.notes[0]
+    assert "a copy's function reads transformer.h." in report.notes[0]
     (causality,) = (r for r in report.results if "causality" in r.name)
     reason = "larger weights (the model cannot be copied"
     assert f"; not tried: {reason}" in causality.message
@@ -437,7 +437,7 @@ ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
     (BUILDS["dropout_in_eval"], "determinism", "from a fixed random state", 2),
     (BUILDS["state_kept"], "determinism", "start each call from the state", 0),
     (BUILDS["cache_never_reset"], "determinism", "start each call from", 0),
-    (BUILDS["state_of_its_own"], "determinism", "cannot be undone", 10),
+    (BUILDS["state_of_its_own"], "determinism", "start each call from", 0),
 ]
 
 
