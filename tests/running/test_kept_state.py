@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from contextvars import ContextVar
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from gpt_duet.running.model.building import deep_copy
 from gpt_duet.running.model.kept_state import KeptState, changed, values_of
+from gpt_duet.running.places import is_installed
 
 COUNT = 0
 TABLE = torch.zeros(3)
@@ -142,6 +143,50 @@ def test_what_cannot_be_read_is_named():
     model = Model()
     model.steps = iter(range(9))
     assert KeptState(model).unread == {"steps": "range_iterator"}
+
+
+class Lazy(OrderedDict):
+    """Computes what it shows only when somebody asks, as registries do."""
+
+    def items(self):
+        raise AssertionError("it was asked")
+
+    keys = values = __iter__ = clear = update = items
+
+
+class LazyList(list):
+    def __iter__(self):
+        raise AssertionError("it was asked")
+
+    clear = extend = __iter__
+
+
+def test_contents_are_read_and_put_back_without_the_code_of_a_subclass():
+    model = Model()
+    model.lazy, model.steps = Lazy(), LazyList()
+    model.lazy["a"] = 1
+    model.steps.append(3)
+    before, state = values_of(model), KeptState(model)
+    model.lazy["c"] = 4
+    model.steps.append(5)
+    now = values_of(model)
+    assert {*changed(before, now)} == {"lazy['c']", "steps[1]"}
+    state.put_back(always=True)
+    assert not changed(before, values_of(model))
+    assert len(model.lazy) == len(model.steps) == 1
+
+
+def test_a_package_in_another_folder_on_the_path_is_installed(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "pack-1.0.dist-info").mkdir()
+    record = tmp_path / "pack-1.0.dist-info" / "RECORD"
+    record.write_text("pack/model.py,sha256=0,1\nsingle.py,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert is_installed(str(tmp_path / "pack" / "model.py"))
+    assert is_installed(str(tmp_path / "single.py"))
+    assert not is_installed(str(tmp_path / "mine.py"))
+    assert not is_installed(__file__)
 
 
 def reads(tensor):

@@ -13,7 +13,7 @@ import random
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import Context, ContextVar
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..operations import is_plain
-from ..places import SHARED
+from ..places import SHARED, is_installed
 
 MOST_VALUES = 100_000  # objects of a walk
 TORCH = f"{torch.__path__[0]}/"
@@ -69,7 +69,7 @@ NO_STATE = ("logging", "threading", "_thread", "inspect", "ctypes", "warnings")
 @cache
 def is_theirs(path: str) -> bool:
     """Whether a file of code belongs to the model's author."""
-    if "-packages" in path or path.startswith((TORCH, f"{SHARED}/")):
+    if is_installed(path) or path.startswith((TORCH, f"{SHARED}/")):
         return False
     return not path.startswith((sys.base_prefix + "/lib", "<frozen"))
 
@@ -153,28 +153,42 @@ def _attributes(
     return Holder(path, ".{}", read, write)
 
 
-def _of_dict(path: str, content: dict) -> Holder:
-    def write(saved: dict) -> None:
-        content.clear()
-        content.update(saved)
+# Methods of Python's own class: a subclass may import a module, or compute,
+# when it is read.
 
-    return Holder(path, "[{}]", lambda: dict(content.items()), write)
+
+def _of_dict(path: str, content: dict) -> Holder:
+    kind = OrderedDict if isinstance(content, OrderedDict) else dict
+
+    def write(saved: dict) -> None:
+        kind.clear(content)
+        kind.update(content, saved)
+
+    return Holder(path, "[{}]", lambda: dict(kind.items(content)), write)
 
 
 def _of_list(path: str, value: list | deque) -> Holder:
-    def write(saved: dict) -> None:
-        value.clear()
-        value.extend(saved.values())
+    kind = list if isinstance(value, list) else deque
 
-    return Holder(path, "[{}]", lambda: dict(enumerate(value)), write)
+    def read() -> dict[int, Any]:
+        return dict(enumerate(kind.__iter__(value)))
+
+    def write(saved: dict) -> None:
+        kind.clear(value)
+        kind.extend(value, saved.values())
+
+    return Holder(path, "[{}]", read, write)
 
 
 def _of_set(path: str, value: set) -> Holder:
     def write(saved: dict) -> None:
-        value.clear()
-        value.update(saved.values())
+        set.clear(value)
+        set.update(value, saved.values())
 
-    return Holder(path, "[{}]", lambda: dict(enumerate(value)), write)
+    def read() -> dict[int, Any]:
+        return dict(enumerate(set.__iter__(value)))
+
+    return Holder(path, "[{}]", read, write)
 
 
 def _of_cell(path: str, name: str, cell: types.CellType) -> Holder:
