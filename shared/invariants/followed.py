@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..proof.proof import Proof
-from ..proof.prover import Prover
+from ..proof.prover import prove
+from ..proof.runs import runs_of
 from ..running.decoding import Decoder
 from ..running.errors import ModelRaised
 from ..running.model.building import Model
@@ -68,8 +69,7 @@ def _given(subject: Subject, proof: Proof) -> Iterator[str]:
         case = Case(HOW, pieces=InPieces(decoder))
     except (AssertionError, ModelRaised):
         return
-    prover = Prover(subject, lengths=subject.fit(*BETWEEN), main=[case])
-    found = prover.prove()
+    found = prove(runs_of(subject, lengths=subject.fit(*BETWEEN)), [case])
     subject.proofs[proof.order] = proof
     if not found.holds or {*found.conditions} - {*proof.conditions}:
         return

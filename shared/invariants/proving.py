@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+from ..proof.claims import prove_positions
 from ..proof.proof import Open, Proof
-from ..proof.prover import prove_positions
 from ..running.context import isolated, one_run
 from ..running.meeting import meet
 from ..settings import Settings

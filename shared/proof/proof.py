@@ -1,10 +1,11 @@
 """What a proof says: for which runs, on what it rests, what is open."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..notebooks import as_html
@@ -12,7 +13,7 @@ from ..running.context import PYTHON
 from ..running.places import Place
 from ..running.tokens import runs
 from ..running.variant import Variant
-from ..running.ways import TRAIN, Case
+from ..running.ways import AUTOCAST, INFERENCE, TRAIN, Case
 from ..validation import dtype_name
 from .codes import FREE
 from .shadows import Notes
@@ -33,23 +34,30 @@ DRAWN = {
     TORCHS_SEED: "branches on torch's seed",
 }
 MAIN = ("in eval mode", "in train mode")
-ALSO = {  # in the name of a way, and what a reader needs of it
-    "rows": "with two rows",
-    "attention mask": "with attention masks",
-    "with targets": "with targets",
-    "by the loss": "in train mode by the loss alone that targets give",
-    "gradients recorded": "with gradients recorded",
-    "without gradients": "in train mode without gradients",
-    "two pieces": "in two pieces with a cache",
-    "own call": "in the model's own call",
-    "inference": "in inference mode",
-    "autocast": "under autocast",
-    "frozen": "with frozen weights",
-    "4,096": "in a call of more than 4,096 tokens",
-    "bfloat16": "in bfloat16",
-    " float16": "in float16",
-    "float64": "in float64",
-}
+# What a reader needs to know of the other ways that were followed.
+ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
+    (lambda c: c.rows > 1, "with two rows"),
+    (lambda c: c.visible is not None and not c.given, "with attention masks"),
+    (lambda c: c.targets and not (c.given or c.losses), "with targets"),
+    (
+        lambda c: c.losses,
+        "in train mode by the loss alone that targets give",
+    ),
+    (lambda c: c.grad and not c.training, "with gradients recorded"),
+    (
+        lambda c: c.training and not (c.grad or c.losses),
+        "in train mode without gradients",
+    ),
+    (lambda c: c.pieces is not None, "in two pieces with a cache"),
+    (lambda c: c.own and not c.given, "in the model's own call"),
+    (lambda c: c.within == INFERENCE.within, "in inference mode"),
+    (lambda c: c.within == AUTOCAST.within, "under autocast"),
+    (lambda c: c.frozen, "with frozen weights"),
+    (lambda c: c.crowd, "in a call of more than 4,096 tokens"),
+    (lambda c: c.dtype == torch.bfloat16, "in bfloat16"),
+    (lambda c: c.dtype == torch.float16, "in float16"),
+    (lambda c: c.dtype == torch.float64, "in float64"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,12 @@ class Open:
             found |= {"file": self.place.path, "line": self.place.line}
             found |= {"operation": self.place.op, "code": self.place.code}
         return found
+
+
+def leaves_torch(place: Place, name: str = "") -> Open:
+    """Return what is open where numbers leave torch."""
+    how = " as sparse ones" if "sparse" in name else ""
+    return Open(f"numbers leave torch at {place}{how}", place)
 
 
 @dataclass
@@ -94,6 +108,7 @@ class Proof:
         states: of the model, from which it was followed: "as built", "after
             8 calls in train mode".
         cases: ways of running that were followed to the end.
+        main: those of them that each length is proved in.
         program: "eager", and "compiled" where that was compared with it.
         dtype: of the model as it is built.
         device: on which it ran.
@@ -119,6 +134,7 @@ class Proof:
     declared: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
+    main: list[Case] = field(default_factory=list)
     program: list[str] = field(default_factory=lambda: ["eager"])
     dtype: str = ""
     device: str = "cpu"
@@ -193,8 +209,8 @@ class Proof:
         if not self.holds:
             return f"not proved: {'; '.join(o.sentence for o in self.open)}"
         main = [m for m in MAIN if m in self.modes]
-        others = " ".join(m for m in self.modes if m not in main)
-        also = [text for word, text in ALSO.items() if word in others]
+        others = [case for case in self.cases if case not in self.main]
+        also = [text for is_so, text in ALSO if any(map(is_so, others))]
         if self.given and self.order == "positions":
             also.append(f"with {_few(self.given, 9)}")
         words = " and ".join(m.split()[1] for m in main)
@@ -233,11 +249,10 @@ class Proof:
             "open": [o.to_dict() for o in self.open],
         }
 
-    def leave_torch(self, place: Place, name: str = "") -> None:
-        """Say where numbers leave torch, which keeps the proof open."""
+    def leave_open(self, *what: Open) -> None:
+        """Say what keeps the proof open."""
         self.holds = False
-        how = " as sparse ones" if "sparse" in name else ""
-        self.open.append(Open(f"numbers leave torch at {place}{how}", place))
+        self.open += what
 
     def keep(self, name: str) -> None:
         """Assume that a value which calls change, and no tensor, stays."""

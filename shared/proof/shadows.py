@@ -92,10 +92,10 @@ class Notes:
     routed: dict[Place, float] = field(default_factory=dict)
     compared: dict[Place, str] = field(default_factory=dict)
 
-    def update(self, other: "Notes") -> None:
-        """Add what another run rests on."""
-        for name, found in vars(other).items():
-            getattr(self, name).update(found)
+    def joined(self, other: "Notes") -> "Notes":
+        """Return what both runs rest on."""
+        more = vars(other)
+        return Notes(**{n: held | more[n] for n, held in vars(self).items()})
 
 
 # --- The mode ----------------------------------------------------------------

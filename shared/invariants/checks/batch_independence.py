@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...proof.claims import prove_rows
 from ...proof.proof import Proof
-from ...proof.prover import prove_rows
 from ...running.errors import FailureAt, ModelRaised, NotFinite
 from ...running.model.inputs import MASK, PADDING, SHOWN, Input, Layout
 from ...running.model.inputs import shown as padding

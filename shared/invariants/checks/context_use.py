@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import torch
 
-from ...proof.prover import unreached
+from ...proof.claims import unreached
 from ...running.errors import ModelRaised
 from ...running.model.sizes import WINDOW, Declared, all_declared
 from ...running.tokens import SHORT, SPLITS, draw, others, spans, splits_to_try

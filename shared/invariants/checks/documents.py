@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ...proof.prover import prove_documents
+from ...proof.claims import prove_documents
 from ...running.documents import (
     NUMBERS,
     UNLIKE,

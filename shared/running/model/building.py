@@ -105,7 +105,7 @@ class Builder:
             )
         self.seed = seed
         self.notes: list[str] = []  # for the reader of a report
-        self.states: Any = None  # see proof/prover.py
+        self.states: Any = None  # see proof/runs.py
         self.in_double: dict[bool, bool] = {}  # see `variant.in_double`
         self.given, self.outer = self._as_written(given), given
         # where models are moved to; at first where the first one is

@@ -168,7 +168,7 @@ def _of_dict(path: str, content: dict) -> Holder:
 
 
 def _of_list(path: str, value: list | deque) -> Holder:
-    kind = list if isinstance(value, list) else deque
+    kind: Any = list if isinstance(value, list) else deque
 
     def read() -> dict[int, Any]:
         return dict(enumerate(kind.__iter__(value)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ....proof.prover import prove_positions
+from ....proof.claims import prove_positions
 from ....running.budget import in_short
 from ....running.tokens import spans
 from ....running.variant import CopyFailed
