@@ -26,10 +26,10 @@ from ..running.model.kept_state import KeptState
 from ..running.operations import (
     DYNAMO,
     FLEX,
-    Operations,
     as_written,
     compiled_frames,
     flex_as_written,
+    operations_through,
     runs_compiled,
 )
 from ..running.places import find_place
@@ -201,7 +201,10 @@ def require_true_blocks(subject: Subject) -> str:
             done.append(time)
             tokens = subject.draw(subject.fit_rows(2), time)
             for case in (EVAL, TRAIN):
-                with subject.budget.part("block masks", time, 1 / 6), seen:
+                with (
+                    subject.budget.part("block masks", time, 1 / 6),
+                    operations_through(seen),
+                ):
                     variant.run_as(case).scores(tokens)
                 if seen.untrue is not None:
                     raise seen.untrue
@@ -221,22 +224,22 @@ def _lengths_of_masks(subject: Subject, seen: "_Masks") -> Iterator[int]:
         yield from (size - 1, size, size + 1, 2 * size)
 
 
-class _Masks(Operations):
+class _Masks:
     """Looks at the mask of each flex_attention."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.sizes: set[int] = set()  # of blocks
         # how a mask's lists contradict its mask_mod
         self.untrue: FailureAt | None = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") == "flex_attention":
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation; look at its mask, if it has one."""
+        if name == "flex_attention":
             *_, size, other, _ = args[4]
             if max(size, other) < WHOLE:
                 self.sizes |= {size, other}
                 self.untrue = self.untrue or _untrue(args[0], args[1], args[4])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _untrue(

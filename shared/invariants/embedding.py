@@ -1,36 +1,37 @@
 """Gradients of scores with respect to the embeddings of the tokens."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ..running.context import during
 from ..running.model.building import is_mapped
+from ..running.operations import functions_through
 from ..running.ranks import largest, on_any
 from ..running.variant import Variant
 from .derivatives import gradients_of
 
 
-class Lookups(TorchFunctionMode):
+class Lookups:
     """Makes the vectors that tokens select leaves of the graph.
 
-    The mode sees embeddings and the indexing of a table if the index equals
+    It sees embeddings and the indexing of a table if the index equals
     the tokens.
     """
 
     NAMES = ("embedding", "__getitem__", "index_select")
 
     def __init__(self, tokens: Int[Tensor, "batch time"]):
-        super().__init__()
         self.tokens = tokens
         self.leaves: list[Tensor] = []
         self.rows: list[int] = []  # of each table
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function, and make what it looks up a leaf."""
         answer = func(*args, **kwargs)
-        if is_mapped() or getattr(func, "__name__", "") not in self.NAMES:
+        if is_mapped() or name not in self.NAMES:
             return answer
         if not isinstance(answer, Tensor) or not answer.is_floating_point():
             return answer
@@ -78,7 +79,8 @@ def gradients_at(
         found = [row for row in rows if row is not None]
         return torch.cat(found) if len(found) == len(rows) else None
     batch = tokens.repeat(len(positions), 1).to(subject.device)
-    with Lookups(subject.caller.arranged(batch)) as seen:
+    lookups = Lookups(subject.caller.arranged(batch))
+    with functions_through(lookups) as seen:
         scores = variant.scores(batch, grad=True)
     # a model may clone its tokens, so values are compared
     if on_any(not seen.leaves or not scores.requires_grad):

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..running.collectives import NAMESPACES, RECEIVED, finished, work_of
-from ..running.operations import tensors_in
+from ..running.operations import operations_through, tensors_in
 from .codes import (
     CODES,
     FREE,
@@ -116,23 +115,18 @@ def _as_codes(
     ]
 
 
-class _Caught(TorchDispatchMode):
-    """Keeps the operator of a reduction, which is not made."""
-
-    operator: Any = None
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operator = args[2]
-        raise NotImplementedError
-
-
 @cache
 def _max() -> Any:
     """Return the operator "max" as operations take it.
 
     Python cannot make one: it is read from a call.
     """
-    number, caught = torch.zeros(1), _Caught()
-    with suppress(NotImplementedError), caught:
+    number, caught = torch.zeros(1), list[Any]()
+
+    def keep(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        caught.append(args[2])
+        raise NotImplementedError
+
+    with suppress(NotImplementedError), operations_through(keep):
         dist.all_reduce(number, dist.ReduceOp.MAX)
-    return caught.operator
+    return caught[0]

@@ -19,7 +19,7 @@ from .errors import (
     sentence,
     with_their_frames,
 )
-from .operations import Operations, as_written, calls_seen_by
+from .operations import as_written, calls_seen_by
 from .ranks import joined, together
 
 # --- Random numbers ----------------------------------------------------------
@@ -96,16 +96,16 @@ def only_type_checkers_draw(call: Callable[[], object]) -> bool:
     return bool(drawing) and not others
 
 
-class RecordedDraws(Operations):
+class RecordedDraws:
     """Records the shapes of all random numbers that are drawn inside."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answer = func(*args, **(kwargs or {}))
-        if _draws(func, args, kwargs or {}):
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation, and record what it draws."""
+        answer = func(*args, **kwargs)
+        if _draws(func, args, kwargs):
             first = answer[0] if isinstance(answer, tuple) else answer
             self.shapes.append((str(func), (*getattr(first, "shape", ()),)))
         return answer

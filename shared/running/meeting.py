@@ -70,7 +70,7 @@ from .model.sizes import (
     choose_sizes,
     declared,
 )
-from .operations import quantised
+from .operations import operations_through, quantised
 from .ranks import on_any
 from .subject import Subject
 from .tokens import SHORT, draw
@@ -577,7 +577,7 @@ def find_state(variant: Variant, batch: int, time: int) -> Subject:
     if differs(undone):
         why = "what a call leaves for the next one cannot be undone"
         return replace(stateful, lost_state=f"{why}: see check_determinism")
-    with RecordedDraws() as draws:
+    with operations_through(RecordedDraws()) as draws:
         undone.scores(tokens)
     stateful = stateful.noted(_words(variant, tokens))
     # draws come from a generator that the model keeps
@@ -623,7 +623,7 @@ def find_noise(variant: Variant, batch: int, time: int) -> Subject:
     if not first.equal(again) or first.equal(other):
         return subject
     before = random_states()
-    with RecordedDraws() as draws:
+    with operations_through(RecordedDraws()) as draws:
         variant.scores(tokens)
     if not draws.shapes and random_states() == before:
         words = _words(variant, tokens)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -22,6 +23,8 @@ from .places import find_place
 from .ranks import local
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
+Observer = Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any]
+Seen = TypeVar("Seen", bound=Observer)
 
 
 class Operations(TorchDispatchMode):
@@ -53,6 +56,44 @@ class Operations(TorchDispatchMode):
             return carry_out(self, func, types, args, kwargs)
 
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+class _Each(Operations):
+    def __init__(self, observer: Observer):
+        super().__init__()
+        self.observer = observer
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "overloadpacket", func).__name__
+        return self.observer(func, name, args, kwargs or {})
+
+
+class _EachFunction(TorchFunctionMode):
+    def __init__(self, observer: Observer):
+        super().__init__()
+        self.observer = observer
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        return self.observer(func, name, args, kwargs or {})
+
+
+@contextmanager
+def operations_through(observer: Seen) -> Iterator[Seen]:
+    """Hand each operation inside to an observer, which carries it out.
+
+    It is called with the operation, its name, its arguments and its keywords,
+    and returns the result.
+    """
+    with _Each(observer):
+        yield observer
+
+
+@contextmanager
+def functions_through(observer: Seen) -> Iterator[Seen]:
+    """Hand each of torch's functions to an observer, as above."""
+    with _EachFunction(observer):
+        yield observer
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from ..validation import dtype_name
 from .errors import NotFinite
 from .model.building import Model
-from .operations import Operations, is_plain
+from .operations import is_plain, operations_through
 from .ranks import local
 from .tolerances import (
     FLOOR_UNITS,
@@ -129,7 +130,7 @@ def is_real(
     It is measured again while weights are nudged; noise is the rounding of
     the numbers whose difference it is.
     """
-    with Inside() as inside:
+    with operations_through(Inside()) as inside:
         first = difference()
     size = float(first.abs().max())
     if not math.isfinite(size):
@@ -194,11 +195,10 @@ def real_gap(
     return None
 
 
-class Inside(Operations):
+class Inside:
     """Notes the operations that compute floats inside, and their dtypes."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.operations: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
         self.angle = 1.0  # the largest: its rounding is that of its cosine
@@ -213,9 +213,9 @@ class Inside(Operations):
         """The largest rounding of a number near 1."""
         return torch.finfo(self.coarsest).eps
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answer = func(*args, **(kwargs or {}))
-        name = getattr(func, "overloadpacket", func).__name__
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation, and note its name and dtypes."""
+        answer = func(*args, **kwargs)
         parts = answer if isinstance(answer, list | tuple) else [answer]
         for part in parts if name not in OF_MASKS else ():
             if isinstance(part, Tensor) and _rounds(part):

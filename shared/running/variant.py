@@ -25,7 +25,7 @@ from .errors import ModelRaised, SkipCheck
 from .model.building import Model, cast
 from .model.calling import MASK, describe
 from .model.kept_state import KeptState
-from .operations import is_plain
+from .operations import is_plain, operations_through
 from .position_losses import PositionLosses
 from .ranks import current, local, same
 from .rounding import Gap, floor, gaps, real_gap
@@ -269,7 +269,7 @@ class Variant:
 
         One seed gives equal parts of two texts equal numbers if these match.
         """
-        with RecordedDraws() as seen:
+        with operations_through(RecordedDraws()) as seen:
             self.scores(tokens)
         return seen.shapes
 

@@ -23,6 +23,7 @@ from ..running.budget import DEFAULT, Budget
 from ..running.context import during, few_threads, isolated, one_run, seed_all
 from ..running.errors import ModelRaised, SkipCheck, UnusableModel, places_in
 from ..running.model.calling import as_tensor, is_array
+from ..running.operations import operations_through
 from ..running.rounding import Inside, floor_of
 from ..running.tokens import SPLITS, draw, others, spans, splits_to_try
 from ..running.tolerances import FRESH_SCORER_BOUNDS
@@ -186,7 +187,7 @@ class Scorer:
         except ModelRaised as error:
             raise UnusableModel(str(error)) from error.__cause__
         inside = Inside()  # compiled code runs in no mode
-        with suppress(ModelRaised), inside:
+        with suppress(ModelRaised), operations_through(inside):
             self.fresh(text)
         # 8 bits hold weights, which are what they are
         found = {*inside.dtypes, scores.dtype, torch.float32}

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from ..running.collectives import finished, is_collective
-from ..running.operations import UNSET, Operations, below_autograd, tensors_in
+from ..running.operations import (
+    UNSET,
+    below_autograd,
+    operations_through,
+    tensors_in,
+)
 from ..running.places import Place, code_of, find_call, layers_of, names_of
 from ..running.tolerances import FLOAT32_SHARE, INSIDE_EXPONENT
 
@@ -125,7 +130,7 @@ def _first_line(
             dropped[key] = _dropped(value, one)
 
     for run, visitor in zip(runs, (keep, compare), strict=True):
-        with below_autograd(), _Lines(model, visitor):
+        with below_autograd(), operations_through(_Lines(model, visitor)):
             run()
     before: Hashable = None
     fewer: list[Hashable] = []
@@ -176,7 +181,7 @@ def _without_counterpart(
                     met.add(key)
 
     if values:
-        with below_autograd(), _Lines(model, look):
+        with below_autograd(), operations_through(_Lines(model, look)):
             run()
     return [key for key in values if key in alike - met]
 
@@ -212,7 +217,7 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
     return same and len(numbers) >= FEWEST_NUMBERS
 
 
-class _Lines(Operations):
+class _Lines:
     """Hands out each floating value of the model's lines as it is computed.
 
     The key is the line and how often it ran; for a module of torch's the
@@ -222,7 +227,6 @@ class _Lines(Operations):
     def __init__(
         self, model: Any, visitor: Callable[[Hashable, Place, Tensor], None]
     ):
-        super().__init__()
         self.layers, self.names = layers_of(model), names_of(model)
         self.torchs = {
             name
@@ -232,9 +236,9 @@ class _Lines(Operations):
         self.visitor = visitor
         self.counts: Counter[Hashable] = Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answer = func(*args, **(kwargs or {}))
-        name = getattr(func, "overloadpacket", func).__name__
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation, and hand its values out."""
+        answer = func(*args, **kwargs)
         if is_collective(func):
             finished(func, args, answer)
         if name in UNSET:

@@ -1,16 +1,17 @@
-"""A mode of torch that notes each floating value that is computed inside."""
+"""An observer that notes each floating value that is computed inside."""
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import CodeType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..running.collectives import NAMESPACES, finished, is_collective
-from ..running.operations import UNSET, Operations, tensors_in
+from ..running.operations import UNSET, tensors_in
 from ..running.places import (
     Place,
     Stack,
@@ -32,10 +33,10 @@ EXACT = 2**12  # a number of 12 bits is the same in every dtype
 
 
 @dataclass(eq=False)
-class Recorder(Operations):
+class Recorder:
     """Notes each floating result of an operation called inside.
 
-    To be entered in `below_autograd`.
+    It is an observer of `operations_through`, in `below_autograd`.
     """
 
     model: object  # whose modules' names say the layer
@@ -50,7 +51,6 @@ class Recorder(Operations):
     room: float  # for numbers that a first run keeps; without it only digests
 
     def __post_init__(self):
-        super().__init__()
         self.layers = layers_of(self.model)
         self.modules = names_of(self.model)
         self.values: list[Value] = []
@@ -72,16 +72,14 @@ class Recorder(Operations):
         self.stack: Stack = ()
         self.laid: list[Place] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call an operation, and note what it gives."""
-        kwargs = kwargs or {}
         answer = func(*args, **kwargs)
         brought: list[Tensor] = []  # by other ranks
         if is_collective(func) and func.namespace in NAMESPACES:
             answer, brought = finished(func, args, answer)
             if func.namespace == NAMESPACES[1]:
                 brought = [*map(WAIT, brought)]
-        name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
         operands = tensors_in((*args, *kwargs.values()))
         answers = brought or tensors_in((answer,))
         of_tokens = any(map(self._of_tokens, operands))

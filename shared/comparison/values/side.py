@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...running.context import isolated, one_run
 from ...running.errors import ModelRaised
-from ...running.operations import below_autograd
+from ...running.operations import below_autograd, operations_through
 from ...running.places import code_of
 from ...running.ranks import local, local_gradient
 from ...running.rounding import nudge
@@ -284,7 +284,11 @@ class Side:
             room=max(self.most, count / 4),
         )
         try:
-            with isolated(subject.seed), self.below(), recorder:
+            with (
+                isolated(subject.seed),
+                self.below(),
+                operations_through(recorder),
+            ):
                 scores = variant.scores(self.tokens, seed=subject.seed)
         except ModelRaised as error:
             raise ValueError(f"{subject.name}: {error}") from error.__cause__

@@ -1,6 +1,7 @@
 """Numbers that are none."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -9,7 +10,7 @@ from torch import Tensor
 from ...running.context import during
 from ...running.errors import NotFinite
 from ...running.losses import cross_entropy
-from ...running.operations import Operations
+from ...running.operations import operations_through
 from ...running.places import Place, find_place
 from ...running.ranks import local
 from ...running.rounding import differ
@@ -59,13 +60,13 @@ def _require_softmax(subject: Subject) -> None:
     variant, tokens = own(subject), subject.draw(2, 8)
     redraw_zeros(variant.model, subject.generator())  # they would hide all
     scores = variant.scores(tokens)
-    with _Exponentials(shift=True) as seen:
+    with operations_through(_Exponentials(shift=True)) as seen:
         moved = differ(variant.scores(tokens), scores)
     if seen.place is None or moved:
         return
     for size in EXTREME[::-1]:
         scale_up(variant.model, size)
-        with _Exponentials() as seen:
+        with operations_through(_Exponentials()) as seen:
             scores = variant.scores(tokens)
         if seen.overflow and not scores.isfinite().all():
             raise NotFinite(
@@ -76,22 +77,21 @@ def _require_softmax(subject: Subject) -> None:
             )
 
 
-class _Exponentials(Operations):
+class _Exponentials:
     """Finds exponentials above 1; with shift none is."""
 
     def __init__(self, shift: bool = False):
-        super().__init__()
         self.shift, self.overflow = shift, False
         self.place: Place | None = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "overloadpacket", func).__name__
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation, and look at an exponential."""
         if name == "exp" and float(args[0].max()) > 0:  # and none is NaN
             self.place = self.place or find_place(name)
             self.overflow |= bool(args[0].exp().isinf().any())
             if self.shift:
                 args = (args[0] - args[0].amax(-1, keepdim=True),)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ...running.model.building import hooked, is_mapped
 from ...running.model.calling import tensors_in
+from ...running.operations import functions_through
 from ...running.rounding import minus
 from ...running.variant import Variant, larger, precise
 from ..check import SkipCheck, Subject, check
@@ -44,7 +44,7 @@ def check_signal(subject: Subject) -> str:
     if not subject.builder.fresh:
         return "every part moves; a trained attention may have decided"
     time = subject.lengths.fit(TIME)
-    with _Choices(time) as choices:
+    with functions_through(_Choices(time)) as choices:
         precise(subject).scores(subject.draw(2, time))
     if enlarged is None and not choices.found:
         raise SkipCheck("no part and no attention can be seen")
@@ -97,7 +97,7 @@ def _spread(value: Any) -> float:
     return max(shares)
 
 
-class _Choices(TorchFunctionMode):
+class _Choices:
     """Records the largest attention probability of each softmax.
 
     The probabilities are those of the products of queries and keys alone,
@@ -106,16 +106,14 @@ class _Choices(TorchFunctionMode):
     """
 
     def __init__(self, time: int):
-        super().__init__()
         self.time = time
         # mean of rows' largest probability, factor of products, query's width
         self.found: list[tuple[float, float, int]] = []
         self._products = self._query = self._key = torch.empty(0)
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function, and record what attention chooses."""
         answer = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if is_mapped() or not isinstance(answer, Tensor):
             return answer
         if name in SCALING or name in KEEPING:

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...running.errors import NotFinite
+from ...running.operations import functions_through
 from ...running.ranks import current
 from ...running.rounding import differ
 from ...running.tokens import rows_at_once
@@ -47,7 +48,8 @@ def check_vocabulary(subject: Subject) -> str:
             )
     short = subject.lengths.fit(3)
     tokens = subject.draw(1, 2)
-    with Lookups(subject.caller.arranged(tokens)) as seen:
+    lookups = Lookups(subject.caller.arranged(tokens))
+    with functions_through(lookups) as seen:
         variant.scores(tokens)
     end = min(seen.rows, default=0)
     spare = end - vocab if vocab < end < vocab + SPARE else 0

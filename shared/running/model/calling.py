@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ...settings import NEVER
 from ..errors import ModelRaised
+from ..operations import functions_through
 from .building import Model
 from .inputs import MASK, Input, inputs_of, required
 from .keywords import keywords_of
@@ -76,18 +76,15 @@ def shared_default(model: Model) -> str:
 COMPARING = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
 
 
-class Comparisons(TorchFunctionMode):
+class Comparisons:
     """Keeps the tensors that a model gives to its cross-entropy."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.kept: dict[str, list[Tensor]] = {name: [] for name in COMPARING}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        kept = self.kept.get(getattr(func, "__name__", ""))
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function, and keep what a cross-entropy is given."""
+        kept = self.kept.get(name)
         given = [*args[:1], kwargs.get("input")]
         if kept is not None:
             kept += [x for x in given if isinstance(x, Tensor) and x.ndim > 1]
@@ -182,7 +179,7 @@ class Caller:
         with torch.no_grad() if self.no_gradients else nullcontext():
             if not self.compared:
                 return function(*positional, **extra)
-            with Comparisons() as comparisons:
+            with functions_through(Comparisons()) as comparisons:
                 loss = function(*positional, **extra)
         return (*comparisons.scores(rows * (time - self.shifts)), loss)
 

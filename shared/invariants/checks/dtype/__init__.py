@@ -2,14 +2,18 @@
 
 import re
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ....running.errors import FailureAt, ModelRaised, NotFinite, sentence
 from ....running.model.building import CASTS, cast
-from ....running.operations import Operations, quantised
+from ....running.operations import (
+    functions_through,
+    operations_through,
+    quantised,
+)
 from ....running.places import Place, find_place
 from ....running.ranks import current
 from ....running.rounding import gaps
@@ -84,13 +88,13 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
     if quantised(variant.model) or not kinds or min(map(_bits, kinds)) < 32:
         return ""
     redraw_zeros(variant.model, subject.generator())  # behind them none moves
-    with Casts() as seen:
+    with operations_through(Casts()) as seen:
         scores = variant.scores(tokens)
     if seen.first is None:
         return _width_in_training(variant, tokens)
     place, narrow = seen.first
     words = f"{place} computes in {narrow} inside a {dtype_name(*kinds)} call"
-    with suppress(ModelRaised), Casts(widen=True):
+    with suppress(ModelRaised), operations_through(Casts(widen=True)):
         size = float(gaps(scores, variant.scores(tokens)).max())
         words += f": scores move by {size:.2g}"
     if meant:
@@ -103,7 +107,11 @@ def _width_in_training(variant: Variant, tokens: Tensor) -> str:
 
     One that casts to float16, whose range is small, fails.
     """
-    with suppress(ModelRaised), Casts() as seen, Autocast() as autocast:
+    with (
+        suppress(ModelRaised),
+        operations_through(Casts()) as seen,
+        functions_through(Autocast()) as autocast,
+    ):
         variant.run_as(TRAIN).scores(tokens)
     if seen.first is None or autocast.inside:
         return ""
@@ -131,7 +139,7 @@ def _answer_in(
     if dtype == torch.bfloat16 and time > UNIQUE:
         tokens, seen = subject.draw(1, time), Casts(time)
     try:
-        with seen, autocast:
+        with operations_through(seen), functions_through(autocast):
             cast(variant.model, dtype)
             scores = variant.scores(tokens)
     except (ModelRaised, TypeError) as error:
@@ -157,17 +165,18 @@ def _answer_in(
     return scores.dtype
 
 
-class Autocast(TorchFunctionMode):
+class Autocast:
     """Notes whether a forward chooses dtypes by autocast."""
 
     inside = False
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function, and note whether autocast is on."""
         self.inside |= any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
-class Casts(Operations):
+class Casts:
     """Sees the first line that casts to 16 bits, and positions that meet.
 
     Args:
@@ -178,14 +187,12 @@ class Casts(Operations):
     NAMES = ("arange", "_to_copy", "copy_", "mul", "div", "add", "sub")
 
     def __init__(self, positions: int = 0, widen: bool = False):
-        super().__init__()
         self.count, self.widen = positions, widen
         self.first: tuple[Place, str] | None = None
         self.same: tuple[int, int] | None = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = getattr(func, "overloadpacket", func).__name__
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation, and note a cast to 16 bits."""
         dtype = kwargs.get("dtype")
         if name == "copy_":  # into room of another dtype
             dtype, source = args[0].dtype, args[1].dtype

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from ....running.operations import Operations
+from ....running.operations import Operations, functions_through
 
 # The device's name. "meta" itself has no numbers, and imports for a second.
 NAME = "meta"
@@ -33,7 +32,11 @@ def elsewhere() -> Iterator[None]:
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
-        with _Operations(), _Numbers(), sdpa_kernel(SDPBackend.MATH):
+        with (
+            _Operations(),
+            functions_through(_numbers),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
             yield
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(before)
@@ -74,24 +77,21 @@ class _Operations(Operations):
         return _compute(function, args, kwargs or {})
 
 
-class _Numbers(TorchFunctionMode):
-    """Numbers of Python's become tensors there, and the other way round."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if function is Tensor.tolist and isinstance(args[0], Away):
-            return args[0].here.tolist()
-        if function in (torch.tensor, torch.as_tensor) and (
-            str(kwargs.get("device")) == NAME
-        ):
-            return function(*args, **kwargs | {"device": "cpu"}).to(NAME)
-        if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(
-            args[0], Away
-        ):
-            x, index, *value = args
-            parts = index if isinstance(index, tuple) else (index,)
-            return function(x, tuple(map(_listed, parts)), *value)
-        return function(*args, **kwargs)
+def _numbers(function: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Make numbers of Python's tensors there, and the other way round."""
+    if function is Tensor.tolist and isinstance(args[0], Away):
+        return args[0].here.tolist()
+    if function in (torch.tensor, torch.as_tensor) and (
+        str(kwargs.get("device")) == NAME
+    ):
+        return function(*args, **kwargs | {"device": "cpu"}).to(NAME)
+    if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(
+        args[0], Away
+    ):
+        x, index, *value = args
+        parts = index if isinstance(index, tuple) else (index,)
+        return function(x, tuple(map(_listed, parts)), *value)
+    return function(*args, **kwargs)
 
 
 def _listed(index: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....running.errors import ModelRaised
 from ....running.model.sizes import WINDOW, declared
-from ....running.operations import Operations
+from ....running.operations import operations_through
 from ....running.subject import Subject
 from ....running.variant import Variant, changeable, redraw_zeros
 from ....running.ways import TRAIN
@@ -100,7 +100,7 @@ def reasons(
     named = dict(variant.model.named_parameters())
     zeros = {(n, i): named[n].transpose(0, i) == 0 for n, i in dead}
     tokens = subject.draw(2, time)
-    with _Reads(named) as reads:
+    with operations_through(_Reads(named)) as reads:
         for rows in (tokens, tokens.flip(0)):  # whose indices tokens decide
             variant.scores(rows)
     for key in [key for key in dead if key in reads.found]:
@@ -159,7 +159,7 @@ def _rerouted(
 ) -> bool:
     """Whether slices come to life where tokens choose at random."""
     alive: Slices = {}
-    with suppress(ModelRaised), _RandomChoices():
+    with suppress(ModelRaised), operations_through(_choose_at_random):
         for seed in range(DRAWS):
             collect(variant, {seed: time}, alive)
     return bool((alive.get(key, dead) & dead).any())
@@ -172,35 +172,32 @@ def _are_spare(subject: Subject, dead: Bool[Tensor, "slices"]) -> bool:
     return few and len(behind) > 0 and bool(behind.all())
 
 
-class _Reads(Operations):
+class _Reads:
     """Records the indices that read each parameter, and choices by tokens."""
 
     def __init__(self, named: dict[str, Tensor]):
-        super().__init__()
         self.names = {(p.data_ptr(), p.shape): n for n, p in named.items()}
         self.found = defaultdict[Axis, list[Int[Tensor, "..."]]](list)
         self.routed = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "overloadpacket", func).__name__
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation, and record the indices it reads by."""
         self.routed |= name in ROUTES
         if name in READERS:
             of = self.names.get((args[0].data_ptr(), args[0].shape))
             for axis, index in READERS[name](args):
                 if of and index is not None and index.dtype != torch.bool:
                     self.found[of, axis].append(index.cpu().clone())
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
-class _RandomChoices(Operations):
-    """Shuffles the numbers that choices are made by."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "overloadpacket", func).__name__ in ROUTES:
-            x, *rest = args
-            order = torch.randperm(x.numel()).to(x.device)
-            args = x.flatten()[order].view_as(x), *rest
-        return func(*args, **(kwargs or {}))
+def _choose_at_random(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Carry out an operation; shuffle numbers that choices are made by."""
+    if name in ROUTES:
+        x, *rest = args
+        order = torch.randperm(x.numel()).to(x.device)
+        args = x.flatten()[order].view_as(x), *rest
+    return func(*args, **kwargs)
 
 
 def _unread(

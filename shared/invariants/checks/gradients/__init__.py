@@ -1,15 +1,19 @@
 """The gradient that a backward pass returns is the function's own."""
 
 from contextlib import suppress
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ....running.context import during
 from ....running.errors import FailureAt, ModelRaised, SkipCheck
-from ....running.operations import is_plain
+from ....running.operations import (
+    functions_through,
+    is_plain,
+    operations_through,
+)
 from ....running.places import Place, find_place
 from ....running.ranks import (
     current,
@@ -74,7 +78,7 @@ def _compare(
 ) -> str:
     """Return a note for the report, or raise for a wrong gradient."""
     free = _free_parameters(variant.model)
-    with Inside() as inside:
+    with operations_through(Inside()) as inside:
         scores = variant.scores(tokens, grad=True)
     if not free or not scores.requires_grad:
         raise SkipCheck("the scores have no gradient")
@@ -84,7 +88,7 @@ def _compare(
     backwards = Inside()  # ranks may sum gradients in another dtype
 
     def gradients(scores: Tensor) -> dict[str, Tensor]:
-        with during("in the backward pass"), backwards:
+        with during("in the backward pass"), operations_through(backwards):
             found = gradients_of(
                 (scores * weights).sum(),
                 [p for p, _ in free.values()],
@@ -113,7 +117,7 @@ def _compare(
         pairs = {name: along.smoothest([name]) for name in names}
         wrong = {n: pair for n, pair in pairs.items() if not pair.agree}
     elif along.step > WIDE and current() is None:
-        with suppress(AssertionError), Attached():
+        with suppress(AssertionError), functions_through(Attached()):
             whole = gradients(variant.scores(tokens, grad=True))
             wrong = _taken_away(along, whole)
     if inside.operations & PIECEWISE or any(
@@ -133,7 +137,7 @@ def _compare(
     require_finite(scores)
     name, pair = max(wrong.items(), key=lambda item: item[1].share)
     where, stop = "", None
-    with suppress(AssertionError), Attached() as attached:
+    with suppress(AssertionError), functions_through(Attached()) as attached:
         along.gradients = gradients(variant.scores(tokens, grad=True))
         if along.smoothest([*wrong]).agree and attached.places:
             stop = next(iter(attached.places))
@@ -175,20 +179,20 @@ def _taken_away(along: Along, whole: dict[str, Tensor]) -> dict[str, Pair]:
     return {name: without} if nearer else {}
 
 
-class Attached(TorchFunctionMode):
+class Attached:
     """Takes no tensor out of the graph, and records the lines that would."""
 
     STOPS = (Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
-        super().__init__()
         self.places: dict[Place, None] = {}
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function, unless it takes a tensor out."""
         if func in self.STOPS and args[0].grad_fn is not None:
             self.places[find_place("detach")] = None
             return args[0].view_as(args[0])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _free_parameters(
