@@ -93,6 +93,10 @@ class Settings(TypedDict, total=False):
         "call (position_ids), an id that separates them (50256), or "
         "my_pkg:make, from their lengths to arguments.",
         str | None, scorers=True)]
+    sees: Annotated[Callable[..., Any] | str | None, Shell(
+        "Which tokens each position may depend on: a mask_mod of (q, kv) as "
+        "my_pkg:mask_mod. Default: itself and those before it.",
+        str | None)]
     compile: Annotated[bool, Shell(
         "Compile the model, too, and hold that program against it.",
         default=False)]

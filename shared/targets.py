@@ -105,10 +105,24 @@ def load_makers(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in named:
         if name in made:
             made[name] = load_target(made[name])
+    if isinstance(made.get("sees"), str):
+        made["sees"] = load_sees(made["sees"])
     for name, make in made.get("inputs", {}).items():
         if make != NEVER:
             made["inputs"] = made["inputs"] | {name: load_target(make)}
     return made
+
+
+def load_sees(text: str) -> Any:
+    """Return the declaration of who may see whom that a text names.
+
+    It is a predicate, as my_pkg:mask_mod; or an expression that gives one, of
+    gpt_duet.visibility where no module is named: window(64, layers=2).
+    """
+    if ":" not in text:
+        text = f"gpt_duet.visibility:{text}"
+    found = load_target(text)
+    return found if needed_arguments(found) else found()
 
 
 def parse_target(target: str) -> tuple[str, str]:

@@ -51,6 +51,8 @@ class InPieces:
 
 def follow_caches(subject: Subject, proof: Proof) -> None:
     """Follow decoding as well; name the arguments that nothing gives."""
+    if subject.sees is not None:
+        return  # a declaration is about whole texts
     caller = subject.caller
     names = [*caller.arguments, *caller.own_arguments]
     kept = [n for n in names if n in CACHES and n not in caller.never]

@@ -48,6 +48,7 @@ from ..running.ways import (
 )
 from ..tracing.moved import moves
 from ..validation import dtype_name
+from ..visibility import Declared
 
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
 MARKS = ("eos_token_id", "bos_token_id")  # ids that may count as padding
@@ -84,6 +85,9 @@ class Trial:
         if self.still is not None:
             return self.still
         shown = self.variant.case.shown(*self.base.shape)
+        declared = self.variant.subject.sees
+        if declared is not None:
+            return shown & unseen(declared, self.base, self.changed)
         at = torch.arange(self.time)
         return shown & (at < torch.tensor(self.splits).unsqueeze(1))
 
@@ -96,6 +100,19 @@ class Trial:
             splits=[self.splits[i] for i in rows],
             still=None if self.still is None else self.still[rows],
         )
+
+
+def unseen(
+    declared: Declared,
+    base: Int[Tensor, "rows time"],
+    changed: Int[Tensor, "rows time"],
+) -> Bool[Tensor, "rows time"]:
+    """Return the positions that see no token that differs, in either text."""
+    relations = declared.of(base), declared.of(changed)
+    differ = (base != changed).unsqueeze(1).cpu()
+    seen = [(relation & differ).any(2) for relation in relations]
+    same = (relations[0] == relations[1]).all(2)
+    return same & ~seen[0] & ~seen[1]
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,7 @@ class LeakFinder:
 
     moved = False  # whether any change of a token has moved any score
     rows_mix = False  # whether rows were seen to depend on each other
+    declared = False  # whether the user says who may see whom
     draws_differ = False  # whether draws in train mode depend on tokens
 
     def __init__(self) -> None:
@@ -296,11 +314,15 @@ class _Texts:
         else:
             splits = splits_to_try(time, self.generator, SPLITS)
             splits = [s for s in splits if s > start]
+            if self.subject.sees is not None:
+                splits.append(0)
         if not splits:
             return
         # ends first, then powers of two: time cuts off the rest
         splits.sort(key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0))
         texts = self._pairs(time, splits)
+        if self.subject.sees is not None:
+            texts = self._forbidden(self.subject.sees, texts[0], splits)
         trial = Trial(variant, *texts, splits, share=share)
         if not variant.case.losses:
             yield trial
@@ -328,6 +350,32 @@ class _Texts:
             elif kind == 2 and base[row, split] != mark:
                 after[:] = mark
             changed[row, split:] = after
+        return base, changed
+
+    def _forbidden(
+        self,
+        declared: Declared,
+        base: Int[Tensor, "rows time"],
+        at: list[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Return texts, and others in tokens that a position may not see.
+
+        Of every other row only one such token is changed.
+        """
+        vocab, random = self.subject.vocab_size, self.generator
+        named = declared.ids(vocab)
+        if named:  # in half of the places, so that some lie side by side
+            drawn = torch.randint(len(named), base.shape, generator=random)
+            where = torch.rand(base.shape, generator=random) < 1 / 2
+            base = torch.where(where, torch.tensor(named)[drawn], base)
+        changed = base.clone()
+        for row, position in enumerate(at):
+            relation = declared.of(base[row : row + 1])[0]
+            hidden = (~relation[position]).nonzero().flatten()
+            if row % 2 and len(hidden):
+                hidden = hidden[row // 2 % len(hidden)].reshape(1)
+            drawn = others(base[row], vocab, self.generator)
+            changed[row, hidden] = drawn[hidden]
         return base, changed
 
     def each_id(self) -> Iterator[Trial]:

@@ -124,7 +124,7 @@ def _follow(
 ) -> _Seen:
     """Follow a text in each order, until something is open."""
     case, steps, seen = run.variant.case, Steps(), None
-    for order in runs.orders_of(case):
+    for order in runs.orders_of(case, text.tokens):
         found, known, tape = _follow_in(order, run, text, known, keep)
         steps[order, text.time] = tape
         seen = _Seen(text, found, known, steps)

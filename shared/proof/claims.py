@@ -21,6 +21,7 @@ from ..running.ways import (
     followed_cases,
     losses_with_arguments,
 )
+from .chains import Chains
 from .codes import CODES, FREE
 from .engine import (
     AS_GIVEN,
@@ -47,7 +48,9 @@ def prove_positions(
     """Prove that no score depends on a later token, in each case."""
     runs = runs_of(subject, lengths=lengths)
     cases = [*followed_cases(subject)]
-    if TRAIN_TARGETS in subject.unanswered:  # a loss may come back alone
+    if subject.sees is not None:
+        runs = replace(runs, chains=Chains(subject.sees))
+    elif TRAIN_TARGETS in subject.unanswered:  # a loss may come back alone
         cases += [LOSSES, *losses_with_arguments(subject)]
         runs = replace(runs, loss_order=_order_of_targets(subject))
     proof, by_targets = prove(runs, MAIN, cases), cases_of(CAUSALITY, subject)

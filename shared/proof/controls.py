@@ -5,7 +5,6 @@ are changed, and the scores of plain runs are compared.
 """
 
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -89,9 +88,11 @@ def moves_unfollowed(
     Numbers may be written where no mode sees it, at one length alone.
     """
     run, subject = runs.of(case), runs.subject
-    for order in runs.orders_of(case):
+    for order in runs.orders_of(case, text.tokens):
         codes = order.codes(*text.tokens.shape)
-        late, generator = codes > codes.median(), subject.generator()
+        middle, generator = codes.median(), subject.generator()
+        late = codes > middle
+        still = order.allowed(*text.tokens.shape) <= middle
         other = changed(
             text.tokens,
             late,
@@ -101,7 +102,7 @@ def moves_unfollowed(
             0.5,
         )
         scores = run.unfollowed(other, text.targets)
-        apart = _apart(case, scores, before, ~late)
+        apart = _apart(case, scores, before, still)
         if on_any(bool(apart)):
             with subject.budget.overtime():
                 wrong = wrong_rule(runs, case, [text.time], known, {})
@@ -154,8 +155,9 @@ def wrong_rule(
     """
     run, subject = runs.of(case), runs.subject
     sizes = sorted(control_sizes(runs, lengths))
-    for size, order in product(sizes, runs.orders_of(case)):
-        text = runs.text(case, size)
+    texts = [runs.text(case, size) for size in sizes]
+    turns = [(t, o) for t in texts for o in runs.orders_of(case, t.tokens)]
+    for text, order in turns:
         found = control(
             run,
             text.tokens,
@@ -164,7 +166,7 @@ def wrong_rule(
             order,
             known.routing,
             subject.seed,
-            steps.get((order, size)),
+            steps.get((order, text.time)),
             runs.special,
         )
         if found.wrong is not None:

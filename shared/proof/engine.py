@@ -94,19 +94,34 @@ class Followed:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the tokens: a score may depend on those up to its own.
+    """An order of the tokens: a score may depend on those up to its bound.
 
     Attributes:
         name: of what is put in order.
         codes: of each token, from a batch's rows and length.
         target: what is added to a token's code for the target next to it.
         losses: whether a loss is followed, not scores.
+        bounds: the largest code that each position's scores may depend on;
+            None: its own token's.
+        targets: codes of the targets; None: as `target` says.
     """
 
     name: str
     codes: Callable[[int, int], Codes]
     target: int = 0
     losses: bool = False
+    bounds: Callable[[int, int], Codes] | None = None
+    targets: Callable[[int, int], Codes] | None = None
+
+    def allowed(self, rows: int, time: int) -> Codes:
+        """Return the largest code that each position may depend on."""
+        return (self.bounds or self.codes)(rows, time)
+
+    def of_targets(self, rows: int, time: int) -> Codes:
+        """Return the codes of targets."""
+        if self.targets is not None:
+            return self.targets(rows, time)
+        return self.codes(rows, time) + self.target
 
 
 def _positions(rows: int, time: int) -> Codes:
@@ -225,11 +240,10 @@ def _mark(
         raise ValueError(
             f"a proof is for at most {longest} tokens, got {tokens.size(1)}"
         )
-    codes = order.codes(*tokens.shape)
-    shadows.mark(tokens, codes)
+    shadows.mark(tokens, order.codes(*tokens.shape))
     if targets is not None:
-        shadows.mark(targets, codes + order.target)
-    return codes
+        shadows.mark(targets, order.of_targets(*tokens.shape))
+    return order.allowed(*tokens.shape)
 
 
 class Recorded(list[Step]):

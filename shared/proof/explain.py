@@ -10,7 +10,7 @@ from .codes import LONGEST
 from .culprit import Tape, in_words
 from .engine import Found, Order, follow
 from .proof import Open, leaves_torch
-from .runs import Runs
+from .runs import Runs, Text
 
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
@@ -98,16 +98,28 @@ def _loss_depends(found: Found, how: str) -> Iterator[Open]:
 def _reaches(case: Case, order: Order, found: Found) -> str:
     """Say which token, row or document reaches which score."""
     row, position = found.open(case.shown(*found.reached.shape))[0]
-    token = int(found.reached[row, position])
+    code = int(found.reached[row, position])
     if order.name != "positions":
         at = f", position {position}" * (order.name != "rows")
         return f"another {order.name[:-1]} reaches the scores of row {row}{at}"
-    if token >= LONGEST:
+    if code >= LONGEST:
         return (
             f"memory that no operation was seen to write reaches the "
             f"score of position {position}"
         )
-    return f"token {token} reaches the score of position {position}"
+    shape = found.reached.shape
+    codes = order.codes(*shape)[row].tolist()
+    what = f"token {codes.index(code)}" if code in codes else "a later target"
+    return f"{what} reaches the score of position {position}"
+
+
+def _orders_at(
+    runs: Runs, case: Case, text: Text, order: Order
+) -> tuple[Order, ...]:
+    """Return the orders of a text in which something may be open."""
+    if order.bounds is None:
+        return (order,)
+    return runs.orders_of(case, text.tokens)  # they differ by the length
 
 
 @dataclass(frozen=True)
@@ -132,10 +144,11 @@ def _find_way(
             if other is not order:
                 reverse = Tape(other.codes(*shape), rows)
                 follow(run, *given, other, routing, reverse)
-        tape = Tape(order.codes(*shape), rows, reverse)
-        found = follow(run, *given, order, routing, tape)
-        if found.open(case.shown(*shape)):
-            place, lines = tape.culprit()
-            unknown = next(iter(found.notes.unknown), None)
-            return _Way(unknown or place, tuple(lines), tape.in_chunks)
+        for each in _orders_at(runs, case, text, order):
+            tape = Tape(each.allowed(*shape), rows, reverse)
+            found = follow(run, *given, each, routing, tape)
+            if found.open(case.shown(*shape)):
+                place, lines = tape.culprit()
+                unknown = next(iter(found.notes.unknown), None)
+                return _Way(unknown or place, tuple(lines), tape.in_chunks)
     return _Way()

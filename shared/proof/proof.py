@@ -20,6 +20,7 @@ from .shadows import Notes
 from .sources import CLOCK, SYSTEM, TORCHS_SEED
 
 HALF = 0.5  # of a mask's number: as long as scores stay below
+DECLARED = "no operation lets a token reach a score that {} forbids"
 CLAIMS = {
     "positions": "no operation lets a later token reach an earlier score",
     "rows": "no operation lets one row reach another",
@@ -101,6 +102,7 @@ class Proof:
         at: the way of running and the length that are open.
         conditions: what a text may break, a sentence each.
         order: "positions" or "rows".
+        sees: the name of the declaration of who may see whom; "": causal.
         left_out: ways of running for which there was no time.
         given: arguments that were given, in words.
         never_given: those that no way of running gives.
@@ -128,6 +130,7 @@ class Proof:
     at: tuple[Case, int] | None = None
     conditions: list[str] = field(default_factory=list)
     order: str = "positions"
+    sees: str = ""
     left_out: list[str] = field(default_factory=list)
     given: list[str] = field(default_factory=list)
     never_given: list[str] = field(default_factory=list)
@@ -218,7 +221,8 @@ class Proof:
         text += f"at {lengths_in_words(self.lengths)}, in {words} mode"
         text += " and three rows" * (self.order == "rows")
         free = ["weights"] * self.weights + ["tokens"] * self.proved
-        text += f": {CLAIMS[self.order]}"
+        claim = DECLARED.format(self.sees) if self.sees else CLAIMS[self.order]
+        text += f": {claim}"
         text += f", whatever the {' and '.join(free)}" if free else ""
         if self.conditions:
             text += f", as long as {' and '.join(self.conditions)}"
@@ -244,6 +248,7 @@ class Proof:
         names = "proved conditional conditions left_out given never_given "
         names += "lengths modes assumptions states rows covers"
         return {n: getattr(self, n) for n in names.split()} | {
+            "sees": self.sees or "causal",
             "rests_on": [*self.conditions, *self.assumptions],
             "declared_never_given": self.declared,
             "open": [o.to_dict() for o in self.open],

@@ -42,6 +42,8 @@ def prove(runs: Runs, main: list[Case], others: Iterable[Case] = ()) -> Proof:
     """
     subject, others = runs.subject, [*others]
     proof = Proof(order=runs.orders[0].name, main=main)
+    if runs.chains is not None:
+        proof.sees = runs.chains.declared.name
     subject.proofs[proof.order] = proof
     model = runs.of(EVAL).variant
     if subject.caller.arrays:
@@ -303,7 +305,7 @@ def _is_free(
     for case, time in sample:
         run, text = replace(runs.of(case), free=free), runs.text(case, time)
         shown = case.shown(*text.tokens.shape)
-        for order in runs.orders_of(case):
+        for order in runs.orders_of(case, text.tokens):
             given = text.tokens, text.targets, order, known.routing
             try:
                 found = follow(run, *given)

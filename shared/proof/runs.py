@@ -10,6 +10,7 @@ from ..running.model.sizes import special_ids
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant, copy_for
 from ..running.ways import EVAL, Case, accepted, lengths_of_proof
+from .chains import Chains
 from .codes import LONGEST
 from .engine import POSITIONS, SHIFTED, Followed, Order, Tokens
 from .states import States, find_states
@@ -43,6 +44,7 @@ class Runs:
         lengths: of the texts.
         states: what calls change in the model.
         special: ids of its vocabulary that code may treat differently.
+        chains: of a declaration of who may see whom; None: the orders.
         after: calls, in words, that made the state; "": it is as built.
         copies: of the model, made once each.
     """
@@ -53,6 +55,7 @@ class Runs:
     lengths: tuple[int, ...] = ()
     states: States = field(default_factory=States)
     special: tuple[int, ...] = ()
+    chains: Chains | None = None
     after: str = ""
     copies: dict[Kind, Copy] = field(default_factory=dict)
 
@@ -66,9 +69,13 @@ class Runs:
             variant, copy.built, states.moving, derived=states.derived
         )
 
-    def orders_of(self, case: Case) -> tuple[Order, ...]:
-        """Return the orders in which a case is proved."""
-        return (self.loss_order,) if case.losses else self.orders
+    def orders_of(self, case: Case, tokens: Tokens) -> tuple[Order, ...]:
+        """Return the orders in which a text of a case is followed."""
+        if case.losses:
+            return (self.loss_order,)
+        return (
+            self.orders if self.chains is None else self.chains.orders(tokens)
+        )
 
     def text(self, case: Case, time: int) -> Text:
         """Return the text of a case, the same one each time."""

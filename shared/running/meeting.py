@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..settings import Settings, completed, takes
+from ..visibility import declared_by
 from .context import (
     RecordedDraws,
     during,
@@ -141,6 +142,7 @@ def meet(
         lengths=Lengths(1, 1, block),
         make_cache=given["cache"],
         documents=documents,
+        sees=declared_by(given["sees"], block),
         compile=given["compile"],
         notes=tuple(notes),
     )

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..visibility import Declared as Visible
 from .budget import Budget
 from .context import few_threads
 from .errors import ModelRaised, SkipCheck, UnusableModel
@@ -53,6 +54,7 @@ class Subject:
     in_arrays: bool = False  # of NumPy or JAX, not in torch
     make_cache: Callable[..., Any] | None = None  # that the user names
     documents: Any = None  # where they are, as the user says
+    sees: Visible | None = None  # who may see whom; None: causal
     unanswered: tuple[Any, ...] = ()  # Cases in which no scores come back
     never_given: tuple[str, ...] = ()  # arguments, by no case
     instead: tuple[str, ...] = ()  # arguments that take the tokens' place
@@ -95,6 +97,13 @@ class Subject:
         """Skip a check that compares two calls if the first changes both."""
         if self.lost_state:
             raise SkipCheck(self.lost_state)
+
+    def require_no_look_ahead(self) -> None:
+        """Skip a check of texts that go on, where positions see ahead."""
+        if self.sees is not None and self.sees.looks_ahead:
+            raise SkipCheck(
+                f"{self.sees.name} lets a position see later tokens"
+            )
 
     def require_no_noise(self) -> None:
         """Skip a check that compares inputs of unequal shape under noise."""

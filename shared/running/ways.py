@@ -308,7 +308,10 @@ def refused_with(case: Case) -> list[Case]:
 
 def followed_cases(subject: Subject) -> Iterator[Case]:
     """Yield the cases of a proof next to one row in eval and train mode."""
+    declared = subject.sees is not None
     for case in cases_of(CAUSALITY, subject):
+        if declared and case.visible is not None:
+            continue  # it is about whole texts, and padding moves them
         main = case in (EVAL, TRAIN)
         if case.losses:
             continue

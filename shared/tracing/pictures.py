@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CAUSAL, LEAK = (0.12, 0.47, 0.71), (0.84, 0.15, 0.16)
 PALE, NONE = (0.55, 0.72, 0.84), (0.97, 0.97, 0.97)
-NOTHING = "\u00b7"
+NOTHING, UNUSED, LEAKS = "\u00b7", "o", "X"
 SHADES = f"{NOTHING}\u2591\u2592\u2593\u2588"
 # Influences are shown from this share of the largest one on: what is below
 # is rounding.
@@ -31,15 +31,31 @@ def levels(matrix: Float[Tensor, "time time"]) -> Float[Tensor, "time time"]:
     return torch.where(share > VISIBLE, scaled.clamp(0.15, 1.0), 0.0)
 
 
-def text_map(matrix: Float[Tensor, "time time"]) -> str:
-    """Return a small map for the terminal: X is a position seen too early."""
+def text_map(
+    matrix: Float[Tensor, "time time"],
+    sees: Bool[Tensor, "time time"] | None = None,
+) -> str:
+    """Return a small map for the terminal: X is a token seen against the rule.
+
+    Args:
+        matrix: of `influence`.
+        sees: which token each position may see; None: those up to its own.
+            Then a token that may be seen and is not is an o.
+    """
     time = matrix.size(0)
     level = levels(matrix)
     width = len(str(time - 1))
+    allowed = torch.ones_like(level, dtype=torch.bool).tril()
+    allowed = allowed if sees is None else sees
+    unused = NOTHING if sees is None else UNUSED
     lines = ["influence: output position (down) by input token (across)"]
     for i, row in enumerate(level.tolist()):
-        cells = [SHADES[min(4, int(value * 4) + (value > 0))] for value in row]
-        cells[i + 1 :] = ["X" if value else NOTHING for value in row[i + 1 :]]
+        cells = [
+            (SHADES[min(4, int(value * 4) + 1)] if value else unused)
+            if may
+            else (LEAKS if value else NOTHING)
+            for value, may in zip(row, allowed[i].tolist(), strict=True)
+        ]
         lines.append(f"{i:>{width}} {' '.join(cells)}")
     return "\n".join(lines)
 

@@ -30,6 +30,7 @@ def check_cache(subject: Subject) -> str:
     Reports: pytorch/executorch 2010, rotary positions from 0 at each call.
     """
     subject.require_no_state()
+    subject.require_no_look_ahead()
     if getattr(subject.builder.build(), "can_cache_kv", True) is False:
         raise SkipCheck("the model says can_cache_kv=False")
     decoder = Decoder(subject)

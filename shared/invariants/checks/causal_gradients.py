@@ -74,6 +74,8 @@ def _require_none_ahead(
         if not torch.isfinite(grads).all():
             raise SkipCheck("gradients are NaN or infinite: see check_finite")
         future = torch.arange(time) > torch.tensor(part).unsqueeze(1)
+        if subject.sees is not None:
+            future = ~subject.sees.of(tokens)[0][part]
         ahead = grads.masked_fill(~future, 0.0)
         past = float(grads.masked_fill(future, 0.0).max())
         noise = past * torch.finfo(grads.dtype).eps
@@ -85,9 +87,13 @@ def _require_none_ahead(
             found = partial(entry, part, row, later)
             real = is_real(variant.model, found, noise)
         if real:
+            forbids, whom = "", "the past"
+            if subject.sees is not None:
+                forbids = f", which {subject.sees.name} forbids"
+                whom = "a token that it sees"
             raise AssertionError(
                 f"the scores of position {part[row]} have a gradient by the "
-                f"embedding of token {later}, at length {time}: {size:.2g}, "
-                f"while the largest one from the past is {past:.2g}"
+                f"embedding of token {later}{forbids}, at length {time}: "
+                f"{size:.2g}, while the largest one from {whom} is {past:.2g}"
                 f"{variant.conditions}"
             )

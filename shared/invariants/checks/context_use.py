@@ -4,13 +4,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from ...proof.claims import unreached
 from ...running.errors import ModelRaised
 from ...running.model.sizes import WINDOW, Declared, all_declared
 from ...running.tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
 from ...running.variant import Variant, both, build
-from ...tracing.moved import moves
+from ...tracing.moved import influence_of, moves
+from ...visibility import Declared as Visible
 from ..check import Subject, check
 from ..embedding import gradients_at
 
@@ -33,6 +36,8 @@ def check_context_use(subject: Subject) -> str:
     """
     longest = subject.block_size
     subject.require_no_state()
+    if subject.sees is not None:
+        return _require_seen(subject, subject.sees)
     windows = all_declared(build(subject), WINDOW)
     window = min(windows, key=lambda w: w.value, default=None)
     generator, reported = subject.generator(), ""
@@ -46,6 +51,42 @@ def check_context_use(subject: Subject) -> str:
     return (
         f"every token tried, at lengths to {subject.budget.reached}{reported}"
     )
+
+
+def _require_seen(subject: Subject, declared: Visible) -> str:
+    """Require that each token counts that a position may see."""
+    generator, vocab = subject.generator(), subject.vocab_size
+    for time in subject.fit(2, 3, 8, SHORT):
+        with subject.budget.part("texts", time, 1 / 2):
+            ids = draw(vocab, 1, time, generator)
+            relation = declared.of(ids)[0]
+            used = torch.zeros_like(relation)
+            for variant in both(subject, time):
+                used |= influence_of(variant, ids[0]) > 0
+                if bool((relation & ~used).any()):
+                    used |= _by_gradients(variant, ids, generator)
+        unused = (relation & ~used).nonzero().tolist()
+        if unused:
+            position, token = unused[0]
+            more = f" ({len(unused)} such pairs)" * (len(unused) > 1)
+            raise AssertionError(
+                f"at length {time} the scores of position {position} never "
+                f"change with token {token}, which {declared.name} lets it "
+                f"see{more}"
+            )
+    reached = subject.budget.reached
+    return f"every token that {declared.name} shows, at lengths to {reached}"
+
+
+def _by_gradients(
+    variant: Variant, ids: Int[Tensor, "1 time"], generator: torch.Generator
+) -> Bool[Tensor, "time time"]:
+    """Return whose gradients reach whom: influence that rounding hides."""
+    time = ids.size(1)
+    found = gradients_at(variant, ids, [*range(time)], generator)
+    if found is None:
+        return torch.zeros(time, time, dtype=torch.bool)
+    return found.cpu() > 0
 
 
 def _require_use(

@@ -42,6 +42,8 @@ def check_order_sensitivity(subject: Subject) -> str:
     if longest < 3:
         raise SkipCheck(f"needs three tokens, the longest is {longest}")
     subject.require_no_state()
+    if subject.sees is not None:
+        raise SkipCheck(f"{subject.sees.name} may hide the tokens from it")
     window = declared(build(subject), WINDOW)
     if window is not None and window.value == 1:
         raise SkipCheck(f"the model declares {window}: no token has a past")

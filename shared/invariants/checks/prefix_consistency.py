@@ -34,6 +34,7 @@ def check_prefix_consistency(subject: Subject) -> str:
     longest = subject.block_size
     if longest < 2:
         raise SkipCheck("one token has no prefix")
+    subject.require_no_look_ahead()
     subject.require_no_noise()
     subject.require_no_state()
     generator = subject.generator()

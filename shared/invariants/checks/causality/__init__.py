@@ -35,6 +35,7 @@ def check_causality(subject: Subject) -> str:
         raise SkipCheck("one token has no future")
     subject.require_no_state()
     budget, finder = subject.budget, LeakFinder()
+    finder.declared = subject.sees is not None
     blocks = require_true_blocks(subject)
     proof = prove_positions(subject)
     follow_caches(subject, proof)
@@ -67,10 +68,13 @@ def _tried(finder: LeakFinder) -> Iterator[str]:
     """Yield which splits were tried, of how many, with the cases' names."""
     names: dict[str, list[str]] = {}
     for label, lengths in finder.tried.items():
-        whole = [t for t, done in lengths.items() if len(done) == t - 1]
-        parts = [f"all splits at {spans(whole)}"] if whole else []
+        # of a declaration the first position may be forbidden some as well
+        less = 0 if finder.declared else 1
+        whole = [t for t, done in lengths.items() if len(done) == t - less]
+        what = "positions" if finder.declared else "splits"
+        parts = [f"all {what} at {spans(whole)}"] if whole else []
         for time in sorted(lengths.keys() - {*whole}):
-            parts.append(f"{len(lengths[time])} of {time - 1} at {time}")
+            parts.append(f"{len(lengths[time])} of {time - less} at {time}")
         names.setdefault(", ".join(parts), []).append(label)
     for text, labels in names.items():
         yield f"{in_short(labels)}: {text}"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from ....proof.proof import Proof
@@ -47,6 +47,7 @@ class Leak:
     in_chunks: bool  # the proof sees it in chunks only: the line may be later
     culprit: Place | None  # the line that should have stopped the token
     way: str  # the token's way, as the proof tells it
+    forbidden_by: str = ""  # the declaration of who may see whom
 
     @property
     def one_token(self) -> bool:
@@ -86,8 +87,7 @@ def explain(evidence: Evidence, proof: Proof) -> AssertionError:
     )
     if leak.length <= 2 * SHORT:
         trial = evidence.trial
-        map_ = _map(trial.variant, trial.base[evidence.row])
-        error.add_note(text_map(map_))
+        error.add_note(_map(trial.variant, trial.base[evidence.row]))
     return error
 
 
@@ -114,12 +114,15 @@ def facts_of(evidence: Evidence, proof: Proof) -> Leak:
         in_chunks=proof.in_chunks,
         culprit=proof.culprit,
         way=proof.way,
+        forbidden_by=proof.sees,
     )
 
 
 def _first_line(evidence: Evidence) -> Line | None:
     """Return the first line at which the position's two texts differ."""
     trial, variant = evidence.trial, evidence.trial.variant
+    if variant.subject.sees is not None:
+        return None  # other positions may see the token
     unit = evidence.noise / evidence.size
     return first_in_two_texts(
         variant.model,
@@ -162,6 +165,8 @@ def sentence_of(leak: Leak) -> str:
             "all rows: a scale for each token lets none through",
             *parts,
         ]
+    forbids = f", which {leak.forbidden_by} forbids"
+    what += forbids * bool(leak.forbidden_by)
     return (
         f"position {leak.position} sees {what}: {where}at length "
         f"{leak.length}, by {leak.size:.2g}{leak.case}; {'; '.join(parts)}"
@@ -179,10 +184,13 @@ def smallest(leak: Evidence) -> Evidence:
         drawn = draw(vocab, 1, time, generator, repeats=False)[0]
         for base in (drawn, row[:time]):
             changed = others(base, vocab, generator)
-            found = _of_one_token(trial.variant, base, changed, 1)
+            first = 0 if subject.sees is not None else 1
+            found = _of_one_token(trial.variant, base, changed, first)
             if found is not None:
                 return found
     changed, split = trial.changed[leak.row], trial.splits[leak.row]
+    if subject.sees is not None:
+        split = 0
     return _of_one_token(trial.variant, row, changed, split) or leak
 
 
@@ -203,15 +211,16 @@ def _of_one_token(
     return LeakFinder().find(Trial(variant, rows, other, splits))
 
 
-def _map(
-    variant: Variant, ids: Int[Tensor, "time"]
-) -> Float[Tensor, "length length"]:
+def _map(variant: Variant, ids: Int[Tensor, "time"]) -> str:
     """Return the influence matrix, of eight tokens if they leak as well."""
     subject = variant.subject
+    if subject.sees is not None:
+        relation = subject.sees.of(ids.unsqueeze(0))[0]
+        return text_map(influence_of(variant, ids), relation)
     more = max(0, subject.lengths.fit(MAP_TOKENS) - ids.numel())
     rest = draw(subject.vocab_size, 1, more, subject.generator())[0]
     longer, short = (
         influence_of(variant, tokens)
         for tokens in (torch.cat([ids, rest]), ids)
     )
-    return longer if levels(longer).triu(1).any() else short
+    return text_map(longer if levels(longer).triu(1).any() else short)

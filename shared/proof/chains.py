@@ -1,0 +1,96 @@
+"""Orders that together forbid what a declaration of visibility forbids.
+
+Codes are ranks in an order, and a score may depend on those up to its bound.
+One order is enough where the rows of a relation are nested along it: causal,
+or a prefix. The forbidden pairs of any relation are a union of such: a window
+or documents need two orders, a tree some more.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ..visibility import Declared, takes_tokens
+from .codes import CODES
+from .engine import Codes, Order, Tokens
+
+Forbidden = Bool[Tensor, "time time"]
+Chain = tuple[Int[Tensor, "time"], Int[Tensor, "time"]]  # codes, bounds
+
+
+class Chains:
+    """The orders in which a model with a declaration is followed."""
+
+    def __init__(self, declared: Declared):
+        self.declared = declared
+        self._kept: dict[tuple[int, bytes], tuple[Order, ...]] = {}
+
+    def orders(self, tokens: Tokens) -> tuple[Order, ...]:
+        """Return the orders for a batch of texts."""
+        rows, time = tokens.shape
+        own = takes_tokens(self.declared.sees)  # each row has a relation
+        ids = tokens.cpu().numpy().tobytes() if own else str(rows).encode()
+        if (time, ids) not in self._kept:
+            relations = self.declared.of(tokens if own else tokens[:1])
+            each = [[*chains_of(~relation)] for relation in relations]
+            self._kept[time, ids] = _orders(each if own else each * rows, time)
+        return self._kept[time, ids]
+
+
+def _orders(each: list[list[Chain]], time: int) -> tuple[Order, ...]:
+    """Return the orders of a batch whose rows have these chains."""
+    idle = torch.zeros(time, dtype=torch.int64)
+    count = max([1, *map(len, each)])
+    padded = [[*row, *[(idle, idle)] * (count - len(row))] for row in each]
+    return tuple(_order([*some]) for some in zip(*padded, strict=True))
+
+
+def _order(rows: list[Chain]) -> Order:
+    """Return the order of a batch whose rows have these codes and bounds."""
+    codes, bounds = (
+        torch.stack([row[k] for row in rows]).to(CODES) for k in (0, 1)
+    )
+    end = torch.full_like(codes[:, :1], codes.size(1))  # after all tokens
+    targets = torch.cat([codes[:, 1:], end], 1)
+
+    def some(values: Codes) -> Callable[[int, int], Codes]:
+        return lambda rows, time: values[:rows, :time]
+
+    of_targets = some(targets)
+    return Order("positions", some(codes), 0, False, some(bounds), of_targets)
+
+
+def chains_of(forbidden: Forbidden) -> Iterator[Chain]:
+    """Yield codes and bounds that together forbid these pairs, no others."""
+    time = len(forbidden)
+    left, rising = forbidden.clone(), torch.arange(time)
+    for order in (rising, rising.flip(0)):
+        codes, bounds, covered = _nested(forbidden, order)
+        if bool((covered & left).any()):
+            yield codes, bounds
+            left &= ~covered
+    while bool(left.any()):
+        most = int(left.sum(1).argmax())
+        # what few may see comes last, after what this position may see
+        rank = forbidden[most].long() * (time + 1) + forbidden.sum(0)
+        codes, bounds, covered = _nested(forbidden, rank.argsort(stable=True))
+        yield codes, bounds
+        left &= ~covered
+
+
+def _nested(
+    forbidden: Forbidden, order: Int[Tensor, "time"]
+) -> tuple[Int[Tensor, "time"], Int[Tensor, "time"], Forbidden]:
+    """Return the part of a relation that is nested along an order.
+
+    Each key has its rank as its code. The bound of a query is the rank of the
+    last key that it may see: all later ones are forbidden to it.
+    """
+    time = len(forbidden)
+    codes = torch.empty(time, dtype=torch.int64)
+    codes[order] = torch.arange(time)
+    seen = (~forbidden).long() * (codes + 1)
+    bounds = seen.amax(1) - 1
+    return codes, bounds, codes[None, :] > bounds[:, None]

@@ -1,0 +1,344 @@
+"""Who may see whom: which tokens the scores of a position may depend on.
+
+A declaration is a predicate of a query and a key, as FlexAttention's
+mask_mod: `(q, kv)` or `(b, h, q, kv)`, true where position q may depend on
+token kv. Those below are ready; `check_model(..., sees=window(64, layers=2))`
+checks a model by one, and so does any function of yours:
+
+    def mask_mod(b, h, q, kv):
+        return (kv <= q) | (kv < 5)
+
+A predicate may depend on the tokens of a text: `sees(tokens)` then returns
+the predicate, for the ids of that text.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import CodeType
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+Relation = Bool[Tensor, "time time"]  # [q, kv]: whether q may see kv
+Sees = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """A declaration with a name.
+
+    Attributes:
+        name: as a reader would write it: "window(64)".
+        relation_of: from the number of tokens to the relation.
+    """
+
+    name: str
+    relation_of: Callable[[int], Relation]
+
+    def __call__(self, first: Any, second: Any, *others: Any) -> Any:
+        """Return whether q may see kv, as FlexAttention's mask_mod.
+
+        Args:
+            first: q, or b.
+            second: kv, or h.
+            *others: q and kv, after b and h: numbers or tensors.
+        """
+        *_, query, key = first, second, *others
+        both = torch.as_tensor(query), torch.as_tensor(key)
+        time = 1 + max(int(index.max()) for index in both)
+        return self.relation_of(time).to(both[0].device)[both]
+
+
+def _places(time: int) -> tuple[Int[Tensor, "time 1"], Int[Tensor, "1 time"]]:
+    at = torch.arange(time)
+    return at[:, None], at[None, :]
+
+
+def _causal(time: int) -> Relation:
+    query, key = _places(time)
+    return key <= query
+
+
+causal = Visibility("causal", _causal)
+
+
+def prefix(count: int) -> Visibility:
+    """Return causal attention in which all see the first `count` tokens."""
+    _require("a prefix", count)
+
+    def relation(time: int) -> Relation:
+        return _causal(time) | (_places(time)[1] < count)
+
+    return Visibility(f"prefix({count})", relation)
+
+
+def window(size: int, layers: int = 1) -> Visibility:
+    """Return causal attention to the last `size` tokens, its own included.
+
+    Args:
+        size: tokens that a layer sees.
+        layers: of the model: what two of them see reaches further back.
+    """
+    _require("a window", size)
+    _require("layers of a window", layers)
+    reach = layers * (size - 1)
+
+    def relation(time: int) -> Relation:
+        query, key = _places(time)
+        return (key <= query) & (query - key <= reach)
+
+    more = f", layers={layers}" * (layers > 1)
+    return Visibility(f"window({size}{more})", relation)
+
+
+def chunked(size: int) -> Visibility:
+    """Return causal attention within chunks of `size` tokens."""
+    _require("a chunk", size)
+
+    def relation(time: int) -> Relation:
+        query, key = _places(time)
+        return (key <= query) & (query // size == key // size)
+
+    return Visibility(f"chunked({size})", relation)
+
+
+def blocks(spans: Iterable[tuple[int, int]]) -> Visibility:
+    """Return causal attention in which tokens of a span see each other.
+
+    Args:
+        spans: where each block of an image starts and ends (exclusive).
+    """
+    known = [(int(start), int(end)) for start, end in spans]
+    for start, end in known:
+        if not 0 <= start < end:
+            raise ValueError(
+                f"a span starts at 0 or later and ends after that, got "
+                f"({start}, {end})"
+            )
+
+    def relation(time: int) -> Relation:
+        query, key = _places(time)
+        found = key <= query
+        for start, end in known:
+            inside = [(at >= start) & (at < end) for at in (query, key)]
+            found = found | (inside[0] & inside[1])
+        return found
+
+    return Visibility(f"blocks({known})", relation)
+
+
+def documents(lengths: Sequence[int]) -> Visibility:
+    """Return causal attention within documents that lie in one row.
+
+    Args:
+        lengths: tokens of each; what follows the last one belongs to it.
+    """
+    for length in lengths:
+        _require("a document", length)
+    ends = torch.tensor([*lengths]).cumsum(0)[:-1]
+
+    def relation(time: int) -> Relation:
+        of = torch.bucketize(torch.arange(time), ends, right=True)
+        return _causal(time) & (of[:, None] == of[None, :])
+
+    return Visibility(f"documents({[*lengths]})", relation)
+
+
+def tree(parents: Sequence[int]) -> Visibility:
+    """Return attention of each token to its ancestors and itself.
+
+    Args:
+        parents: the token before each one in its branch, a smaller number;
+            -1 or its own number for a root. Tokens after these follow one
+            another.
+    """
+    known = [int(parent) for parent in parents]
+    for at, parent in enumerate(known):
+        if not -1 <= parent <= at:
+            raise ValueError(
+                f"the parent of token {at} is an earlier token, -1 or {at}, "
+                f"got {parent}"
+            )
+
+    def relation(time: int) -> Relation:
+        found = torch.eye(time, dtype=torch.bool)
+        for at in range(time):
+            parent = known[at] if at < len(known) else at - 1
+            if 0 <= parent < at:
+                found[at] |= found[parent]
+        return found
+
+    return Visibility(f"tree({known})", relation)
+
+
+def through(sees: Sees, layers: int) -> Visibility:
+    """Return what a stack of layers may see, each of which sees `sees`."""
+    _require("layers", layers)
+
+    def relation(time: int) -> Relation:
+        one = relation_of(sees, time).float()
+        found = torch.eye(time)
+        for _ in range(layers):
+            found = (found @ one > 0).float()
+        return found.bool()
+
+    return Visibility(f"through({name_of(sees)}, {layers})", relation)
+
+
+def _require(what: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{what} must be a number of at least 1, got {count}")
+
+
+# --- Reading a declaration ---------------------------------------------------
+
+
+def name_of(sees: Sees) -> str:
+    """Return the name of a declaration as a message gives it."""
+    known = getattr(sees, "name", None) or getattr(sees, "__name__", None)
+    return str(known or type(sees).__name__)
+
+
+def takes_tokens(sees: Sees) -> bool:
+    """Whether a declaration is a function of the tokens of a text."""
+    return not isinstance(sees, Visibility) and _count(sees) == 1
+
+
+def relation_of(
+    sees: Sees, time: int, tokens: Int[Tensor, "time"] | None = None
+) -> Relation:
+    """Return which tokens the scores of each position may depend on.
+
+    Args:
+        sees: the declaration.
+        time: the number of tokens.
+        tokens: of the text, for a declaration that depends on them.
+
+    Raises:
+        ValueError: for what is not a predicate of two positions.
+    """
+    if isinstance(sees, Visibility):
+        return sees.relation_of(time)
+    if takes_tokens(sees):
+        if tokens is None:
+            raise ValueError(
+                f"{name_of(sees)} depends on the tokens of a text, and none "
+                f"is given"
+            )
+        return relation_of(sees(tokens), time)
+    count = _count(sees)
+    if count not in (2, 4):
+        raise ValueError(
+            f"sees takes (q, kv) or (b, h, q, kv), and {name_of(sees)} takes "
+            f"{count} arguments"
+        )
+    first = (torch.tensor(0),) * (count - 2)
+    query, key = _places(time)
+    try:  # as FlexAttention calls it, with tensors
+        found = sees(*first, query.expand(time, time), key.expand(time, time))
+        found = torch.as_tensor(found).expand(time, time)
+    except Exception:  # it was written for numbers: `q and kv`
+        zeros = (0,) * (count - 2)
+        pairs = ((q, k) for q in range(time) for k in range(time))
+        each = [bool(sees(*zeros, q, k)) for q, k in pairs]
+        found = torch.tensor(each).view(time, time)
+    if found.dtype != torch.bool:
+        raise ValueError(
+            f"{name_of(sees)} returns {found.dtype}: a predicate returns "
+            f"booleans"
+        )
+    return found.cpu().clone()
+
+
+def _count(sees: Sees) -> int:
+    parameters = inspect.signature(sees).parameters.values()
+    usual = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    return sum(
+        p.kind in usual and p.default is inspect.Parameter.empty
+        for p in parameters
+    )
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A declaration, with the relations of texts that were asked for.
+
+    Attributes:
+        sees: the declaration.
+    """
+
+    sees: Sees
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return name_of(self.sees)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether some position may see a later token, as far as is known."""
+        if takes_tokens(self.sees):
+            return True
+        each = (relation_of(self.sees, time) for time in SAMPLED)
+        return any(bool(relation.triu(1).any()) for relation in each)
+
+    def ids(self, vocab_size: int) -> list[int]:
+        """Return the ids that a declaration by tokens may ask for.
+
+        Those are the whole numbers in its code, and in names it looks up.
+        """
+        code = getattr(self.sees, "__code__", None)
+        if code is None or not takes_tokens(self.sees):
+            return []
+        names = getattr(self.sees, "__globals__", {})
+        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+        each = [v for c in (code, *inner) for v in c.co_consts]
+        each += [names.get(n) for c in (code, *inner) for n in c.co_names]
+        whole = {value for value in each if type(value) is int}
+        return sorted(whole & {*range(vocab_size)})
+
+    @cached_property
+    def _kept(self) -> dict[int, Relation]:
+        return {}
+
+    def of(self, tokens: Int[Tensor, "rows time"]) -> Bool[Tensor, "r t t"]:
+        """Return the relation of each row of a batch."""
+        rows, time = tokens.shape
+        if takes_tokens(self.sees):
+            each = [relation_of(self.sees, time, row) for row in tokens.cpu()]
+            return torch.stack(each)
+        if time not in self._kept:
+            self._kept[time] = relation_of(self.sees, time)
+        return self._kept[time].expand(rows, time, time)
+
+
+SAMPLED = (1, 2, 3, 7, 16, 33)  # lengths at which a declaration is looked at
+LONG = 1024  # tokens of the longest one
+
+
+def declared_by(sees: Sees | None, block_size: int) -> Declared | None:
+    """Return a declaration; None for the usual one, causal.
+
+    Raises:
+        ValueError: for what is not a predicate of two positions.
+    """
+    if sees is None or sees is causal:
+        return None
+    if not callable(sees):
+        raise ValueError(
+            f"sees is a predicate (q, kv), as gpt_duet.visibility has some, "
+            f"got {sees!r:.60}"
+        )
+    if takes_tokens(sees):
+        return Declared(sees)
+    lengths = {min(n, block_size) for n in (*SAMPLED, LONG)}
+    found = [relation_of(sees, time) for time in lengths]
+    usual = all(one.equal(_causal(len(one))) for one in found)
+    return None if usual else Declared(sees)

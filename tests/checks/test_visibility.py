@@ -1,0 +1,195 @@
+"""A declaration of who may see whom is proved and tested, both ways."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_gpt import GPT
+from visible_models import (
+    BLOCK,
+    VISIBLE,
+    by_images,
+    forgetting,
+    images_by_tokens,
+    leaking,
+    sound,
+)
+
+from gpt_duet import check_model, prove_causality
+from gpt_duet.proof.chains import chains_of
+from gpt_duet.tracing.pictures import text_map
+from gpt_duet.visibility import (
+    blocks,
+    causal,
+    declared_by,
+    documents,
+    prefix,
+    relation_of,
+    through,
+    tree,
+    window,
+)
+
+
+def checked(model, sees, *names):
+    """Return the failures of some checks of a model, by name."""
+    report = check_model(model, checks=list(names), sees=sees)
+    return {r.name: r.message for r in report.results if r.status == "failed"}
+
+
+# Many of their rows are unlike: each needs a run.
+MANY_RUNS = ("stride", "stride of two layers", "tree")
+
+
+def slow_where(names):
+    """Return each declaration, those of some names marked as slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(n, marks=slow) if n in names else n for n in VISIBLE]
+
+
+@pytest.mark.parametrize("name", slow_where(MANY_RUNS[:2]))
+def test_a_sound_model_of_a_declaration_is_proved(name):
+    sees = VISIBLE[name][0]
+    proof = prove_causality(sound(name), sees=sees, lengths=[3, BLOCK])
+    assert proof.proved, proof
+    assert proof.to_dict()["sees"] in str(proof)
+
+
+@pytest.mark.parametrize("name", VISIBLE)
+def test_one_pair_too_many_is_not_proved(name):
+    sees = VISIBLE[name][0]
+    proof = prove_causality(leaking(name), sees=sees, lengths=[3, BLOCK])
+    assert not proof.holds, proof
+
+
+@pytest.mark.parametrize("name", VISIBLE)
+def test_a_leak_fails_with_its_pair_and_the_declaration(name):
+    sees, _, (position, token), _ = VISIBLE[name]
+    failed = checked(leaking(name), sees, "causality", "causal_gradients")
+    assert "check_causality" in failed
+    assert " forbids: visible_models.py" in failed["check_causality"]
+    if len(failed) > 1 and name[-6:] != "layers":
+        gradient = failed["check_causal_gradients"]
+        assert f"position {position} " in gradient
+        assert f"token {token}, which" in gradient
+
+
+@pytest.mark.parametrize("name", VISIBLE)
+def test_a_token_that_is_never_used_fails_with_its_pair(name):
+    model, (sees, _, _, pair) = forgetting(name), VISIBLE[name]
+    if model is None or max(pair) >= BLOCK:
+        model = sound(name)
+        assert not checked(model, sees, "context_use")
+        return
+    failed = checked(model, sees, "context_use")["check_context_use"]
+    assert f"position {pair[0]} never change with token {pair[1]}" in failed
+
+
+@pytest.mark.parametrize("name", slow_where({*VISIBLE} - {"images"}))
+def test_a_sound_model_of_a_declaration_passes_all_checks(name):
+    report = check_model(sound(name), sees=VISIBLE[name][0])
+    assert report.ok, str(report)
+
+
+def test_a_declaration_may_depend_on_the_tokens():
+    """Then it is tested: a mask that reads tokens is not proved for all."""
+    assert not checked(images_by_tokens(), by_images, "causality")
+    assert checked(images_by_tokens(), causal, "causality")
+    failed = checked(images_by_tokens(wrong=True), by_images, "causality")
+    assert "which by_images forbids" in failed["check_causality"]
+
+
+def test_the_command_takes_a_declaration(tmp_path, monkeypatch, duet):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from visible_models import leaking, sound, strided\n"
+        "good, bad = sound('prefix'), leaking('prefix')\n"
+    )
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "zoo"))
+    for model, sees, status in (
+        ("good", "prefix(5)", 0),
+        ("bad", "prefix(5)", 1),
+        ("good", "gpt_duet.visibility:causal", 1),
+        ("good", f"{file}:strided", 1),
+    ):
+        words = ["check", f"{file}:{model}", "--sees", sees]
+        found, out, err = duet(*words, "--only", "causality")
+        assert found == status, out + err
+        if sees[-6:] != "causal" and status:
+            assert "forbids" in " ".join(out.split())
+
+
+def test_causal_is_the_usual_declaration():
+    for sees in (None, causal, lambda q, kv: kv <= q):
+        assert declared_by(sees, 64) is None
+    assert declared_by(window(4), 64) is not None
+    assert declared_by(window(100), 64) is None
+
+
+def test_what_is_no_predicate_is_one_line():
+    for sees, words in (
+        (lambda q, kv, more: True, "takes 3 arguments"),
+        (lambda q, kv: q - kv, "returns torch.int64"),
+        ("window", "sees is a predicate"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            check_model(GPT, sees=sees)
+        assert "\n" not in str(error.value)
+    for make, words in (
+        (lambda: window(0), "at least 1, got 0"),
+        (lambda: blocks([(3, 3)]), r"got \(3, 3\)"),
+        (lambda: tree([0, 2]), "got 2"),
+        (lambda: documents([3, 0]), "got 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+
+
+def reached(sees, layers, time):
+    """Return what a stack of layers sees, path by path."""
+    one = relation_of(sees, time).tolist()
+    found = torch.zeros(time, time, dtype=torch.bool)
+    for start in range(time):
+        seen = {start}
+        for _ in range(layers):
+            seen = {k for q in seen for k in range(time) if one[q][k]}
+        found[start, [*seen]] = True
+    return found
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
+def test_a_stack_sees_what_its_paths_lead_to(time, layers, size):
+    for sees in (window(size), prefix(size), tree([0, 0, 1, 1, 2, 3, 3])):
+        found = relation_of(through(sees, layers), time)
+        assert found.equal(reached(sees, layers, time))
+    stack = relation_of(through(window(size), layers), time)
+    assert stack.equal(relation_of(window(size, layers), time))
+
+
+@given(
+    st.integers(1, 8).flatmap(
+        lambda n: st.lists(
+            st.lists(st.booleans(), min_size=n, max_size=n),
+            min_size=n,
+            max_size=n,
+        )
+    )
+)
+def test_chains_forbid_what_a_relation_forbids_and_nothing_else(rows):
+    forbidden = torch.tensor(rows)
+    found = torch.zeros_like(forbidden)
+    for codes, bounds in chains_of(forbidden):
+        found |= codes[None, :] > bounds[:, None]
+    assert found.equal(forbidden)
+
+
+def test_a_map_marks_forbidden_and_unused_cells():
+    matrix = torch.tensor([[1.0, 0.5], [0.0, 1.0]])
+    assert text_map(matrix).splitlines()[1:] == [
+        "0 \u2588 X",
+        "1 \u00b7 \u2588",
+    ]
+    sees = torch.tensor([[True, True], [True, True]])
+    assert text_map(matrix, sees).splitlines()[2] == "1 o \u2588"
