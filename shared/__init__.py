@@ -21,6 +21,7 @@ Small modules that every room may import:
     agreement.py          how far two styles may differ by rounding
     targets.py            load a model that is named as text
     importing.py          import a user's files, each isolated
+    visibility.py         who may see whom: declarations for the checks
     names.py              names of the styles' packages
     files.py              write files and folders whole or not at all
     timing.py             time things in turn, on any device
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from .invariants import (
         Target,
         check_model,
+        guard,
         influence,
         parametrize_with_checks,
         prove_causality,
@@ -69,6 +71,7 @@ __all__ = [
     "check_scorer",
     "diff_by_value",
     "generate",
+    "guard",
     "influence",
     "load_tokenizer",
     "parametrize_with_checks",

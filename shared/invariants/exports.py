@@ -9,6 +9,7 @@ from ..tracing.influencing import influence as influence
 from ..tracing.pictures import save_map as save_map
 from ..tracing.pictures import text_map as text_map
 from .checks import CHECKS as CHECKS
+from .guarding import guard as guard
 from .parametrize import Target as Target
 from .parametrize import parametrize_with_checks as parametrize_with_checks
 from .proving import prove_causality as prove_causality

@@ -39,19 +39,27 @@ def seed_all(seed: int) -> None:
 
 
 @contextmanager
-def isolated(seed: int) -> Iterator[None]:
-    """Seed everything inside, and put every state back afterwards."""
+def draws_put_back() -> Iterator[None]:
+    """Put the states of all global generators back afterwards."""
     states = random.getstate(), np.random.get_state()
-    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
-        devices = range(torch.cuda.device_count())
-        # code that is compiled shows no hook its modules
-        with torch.random.fork_rng(devices), as_written():
-            seed_all(seed)
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+@contextmanager
+def isolated(seed: int) -> Iterator[None]:
+    """Seed everything inside, and put every state back afterwards."""
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        # code that is compiled shows no hook its modules
+        with draws_put_back(), as_written():
+            seed_all(seed)
+            yield
+    finally:
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)
 
