@@ -76,6 +76,9 @@ class Settings(TypedDict, total=False):
     outputs: Annotated[str, Shell(
         "What the model's scores are.",
         Literal["auto", "logits", "log_probs"], "auto")]
+    output: Annotated[str | Callable[[Any], Any] | None, Shell(
+        "Which part of the answer is judged, where it has several scores: "
+        "heads.1, logits, or 0.", str | None)]
     layout: Annotated[str, Shell(
         "Order of the tokens' axes: bt (batch, time), or tb.",
         Literal["bt", "tb"], "bt")]

@@ -128,7 +128,7 @@ def blocks(spans: Iterable[tuple[int, int]]) -> Visibility:
             found = found | (inside[0] & inside[1])
         return found
 
-    return Visibility(f"blocks({known})", relation)
+    return Visibility(f"blocks({_in_short(known)})", relation)
 
 
 def documents(lengths: Sequence[int]) -> Visibility:
@@ -145,7 +145,7 @@ def documents(lengths: Sequence[int]) -> Visibility:
         of = torch.bucketize(torch.arange(time), ends, right=True)
         return _causal(time) & (of[:, None] == of[None, :])
 
-    return Visibility(f"documents({[*lengths]})", relation)
+    return Visibility(f"documents({_in_short([*lengths])})", relation)
 
 
 def tree(parents: Sequence[int]) -> Visibility:
@@ -172,11 +172,11 @@ def tree(parents: Sequence[int]) -> Visibility:
                 found[at] |= found[parent]
         return found
 
-    return Visibility(f"tree({known})", relation)
+    return Visibility(f"tree({_in_short(known)})", relation)
 
 
 def through(sees: Sees, layers: int) -> Visibility:
-    """Return what a stack of layers may see, each of which sees `sees`."""
+    """Return what layers may see on top of one another."""
     _require("layers", layers)
 
     def relation(time: int) -> Relation:
@@ -187,6 +187,14 @@ def through(sees: Sees, layers: int) -> Visibility:
         return found.bool()
 
     return Visibility(f"through({name_of(sees)}, {layers})", relation)
+
+
+def _in_short(given: list[Any]) -> str:
+    """Return a list as a message gives it: a long one as its size."""
+    return str(given) if len(given) < FEW else f"{len(given)} of them"
+
+
+FEW = 7  # entries of a list that a message shows
 
 
 def _require(what: str, count: int) -> None:
@@ -292,7 +300,7 @@ class Declared:
     def ids(self, vocab_size: int) -> list[int]:
         """Return the ids that a declaration by tokens may ask for.
 
-        Those are the whole numbers in its code, and in names it looks up.
+        They are the whole numbers in its code, and in names it looks up.
         """
         code = getattr(self.sees, "__code__", None)
         if code is None or not takes_tokens(self.sees):

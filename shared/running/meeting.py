@@ -128,6 +128,7 @@ def meet(
     vocab, block, notes = choose_sizes(model, name, *sizes)
     method = None if outputs == "logits" else LOG_PROBS
     call = caller_of(model, method, given["layout"] == "tb", given["inputs"])
+    call = replace(call, output=given["output"])
     subject = Subject(
         name=name,
         builder=builder,

@@ -101,6 +101,30 @@ def test_a_declaration_may_depend_on_the_tokens():
     assert "which by_images forbids" in failed["check_causality"]
 
 
+class Heads(GPT):
+    """Also guesses the token after the next one; its first head leaks."""
+
+    def forward(self, ids, attention_mask=None):
+        scores = super().forward(ids)
+        ahead = self.wte(ids)[:, 1:, :1]
+        leak = torch.cat([ahead, ahead[:, :1]], 1)
+        return {"heads": [scores + leak, scores * 2]}
+
+
+def test_one_of_several_outputs_is_judged():
+    for output, ok in (
+        ("heads.0", False),
+        ("heads.1", True),
+        (lambda answer: answer["heads"][1], True),
+    ):
+        report = check_model(
+            Heads, output=output, checks=["causality"], block_size=8
+        )
+        assert report.ok == ok, str(report)
+    with pytest.raises(ValueError, match=r"no heads\.2: it is a dict"):
+        check_model(Heads, output="heads.2")
+
+
 def test_the_command_takes_a_declaration(tmp_path, monkeypatch, duet):
     file = tmp_path / "mine.py"
     file.write_text(

@@ -17,9 +17,11 @@ from time import process_time
 import pytest
 import torch
 
+from gpt_duet import prove_causality
 from gpt_duet.invariants import check_model
 from gpt_duet.proof.engine import control, follow
 from gpt_duet.proof.shadows import Shadows
+from gpt_duet.visibility import blocks
 
 pytestmark = pytest.mark.slow
 
@@ -278,6 +280,45 @@ def test_the_causality_of_transformers_is_proved():
     assert len(kinds["strict"]) + len(kinds["routing"]) >= 150, kinds
     assert not {*NOT_PROVED.split()} & {*kinds["strict"], *kinds["routing"]}
     assert median(times) < 150
+
+
+def gemma():
+    """Gemma 3, small; images are what token_type_ids say."""
+    import transformers
+
+    text = transformers.Gemma3TextConfig(
+        **{"vocab_size": 41, "hidden_size": 16, "intermediate_size": 32},
+        **{"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8},
+        **{"num_key_value_heads": 1, "max_position_embeddings": 32},
+    )
+    vision = transformers.SiglipVisionConfig(
+        **{"hidden_size": 16, "intermediate_size": 16, "image_size": 8},
+        **{"num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
+    )
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        **{"image_token_index": 40, "boi_token_index": 37},
+        **{"eoi_token_index": 38, "mm_tokens_per_image": 4},
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def types_of(tokens):
+    """Two images in a text of 12, with a word between them."""
+    types = torch.zeros_like(tokens)
+    types[:, 3:7] = types[:, 8:11] = 1
+    return types
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_the_image_blocks_of_gemma_are_proved_and_are_not_causal(declared):
+    pytest.importorskip("transformers")
+    sees = blocks([(3, 7), (8, 11)]) if declared else None
+    given = {"vocab_size": 41, "block_size": 12, "lengths": [5, 12]}
+    inputs = {"token_type_ids": types_of}
+    proof = prove_causality(gemma, inputs=inputs, sees=sees, **given)
+    assert proof.proved == declared, proof
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -142,6 +142,8 @@ class Caller:
     shifts: bool = False
     # the user's own makers of arguments, for another method of the model
     theirs: Mapping[str, Any] = field(default_factory=dict)
+    # which part of an answer is judged: a path as "heads.1", or a function
+    output: str | Callable[[Any], Any] | None = None
 
     @property
     def log_probs(self) -> bool:
@@ -178,10 +180,30 @@ class Caller:
             extra[name] = positional.pop()
         with torch.no_grad() if self.no_gradients else nullcontext():
             if not self.compared:
-                return function(*positional, **extra)
+                return self.chosen(function(*positional, **extra))
             with functions_through(Comparisons()) as comparisons:
                 loss = function(*positional, **extra)
         return (*comparisons.scores(rows * (time - self.shifts)), loss)
+
+    def chosen(self, answer: Any) -> Any:
+        """Return the part of an answer that the user wants judged.
+
+        Raises:
+            ModelRaised: where an answer has no such part.
+        """
+        if self.output is None:
+            return answer
+        if callable(self.output):
+            return self.output(answer)
+        keys = self.output.split(".")
+        found = follow(
+            answer, tuple(int(k) if k.isdigit() else k for k in keys)
+        )
+        if found is None:
+            raise ModelRaised(
+                f"the answer has no {self.output}: it is {describe(answer)}"
+            )
+        return found
 
     def arranged(
         self, tokens: Shaped[Tensor, "batch time"]
