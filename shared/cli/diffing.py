@@ -115,17 +115,29 @@ def load_side(name: str, vocab_size: int | None) -> Any:
 
 
 def load_sides(names: Sequence[str], vocab_size: int | None) -> list[Any]:
-    """Return what is named; styles alone have the small model's weights."""
+    """Return what is named.
+
+    Styles alone have the small model's weights, next to a program those of
+    the tiny model.
+    """
     import torch
 
-    from ..checkpoint import SMALL_MODEL, load_checkpoint
+    from ..checkpoint import SMALL_MODEL, TINY_MODEL, load_checkpoint
+    from ..protocol import load_style
+    from ..targets import PREFIX
 
     styles = [style for name in names if (style := _style(name))]
-    if len(styles) < len(names):
+    ports = [name for name in names if name.startswith(PREFIX)]
+    if len(styles) + len(ports) < len(names):
         return [load_side(name, vocab_size) for name in names]
-    checkpoint = load_checkpoint(SMALL_MODEL)
+    checkpoint = load_checkpoint(TINY_MODEL if ports else SMALL_MODEL)
     state = checkpoint.to(torch.device("cpu"), torch.float64)
-    return [style.from_gpt2(state, checkpoint.config) for style in styles]
+    return [
+        load_side(name, vocab_size)
+        if name in ports
+        else load_style(name).from_gpt2(state, checkpoint.config)
+        for name in names
+    ]
 
 
 def diff_values(
@@ -137,9 +149,11 @@ def diff_values(
 ) -> "ValueDiff":
     """Run two models, two styles from one set of weights."""
     from ..comparison.values import diff_by_value
+    from ..targets import PREFIX
 
     styles = [*filter(_style, names)]
-    sizes = _default_sizes(names, vocab_size) if len(styles) == 1 else ""
+    alone = len(styles) == 1 and not any(n.startswith(PREFIX) for n in names)
+    sizes = _default_sizes(names, vocab_size) if alone else ""
     left, right = load_sides(names, vocab_size)
     try:
         found = diff_by_value(

@@ -43,6 +43,9 @@ def prove(runs: Runs, main: list[Case], others: Iterable[Case] = ()) -> Proof:
     subject, others = runs.subject, [*others]
     proof = Proof(order=runs.orders[0].name, main=main)
     subject.proofs[proof.order] = proof
+    if subject.is_program:
+        proof.leave_open(Open("a program's operations cannot be followed"))
+        return proof
     model = runs.of(EVAL).variant
     if subject.caller.arrays:
         proof.leave_open(leaves_torch(place_of_code(model.model)))

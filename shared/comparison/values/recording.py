@@ -24,6 +24,7 @@ from ...files import replace_file
 from ...running.context import isolated, one_run
 from ...running.errors import ModelRaised
 from ...running.places import Place
+from ...running.program import Program
 from ...running.subject import Subject
 from ...running.tolerances import (
     NORMALISED_NATS,
@@ -350,10 +351,30 @@ def scores_of(
         raise ValueError(f"{name}: {error}") from error.__cause__
     if _kinds_of(variant.model) == {"float32"}:
         scores = scores.float()  # NumPy's float64 of float32 weights
-    arrays = {TOKENS: tokens, f"scores of {name}": scores}
+    arrays = {TOKENS: tokens}
+    if isinstance(variant.model, Program) and variant.model.dumps:
+        arrays |= _written_by(variant.model, tokens, scores)
+    arrays[f"scores of {name}"] = scores
     side = Recording(Path(name), arrays)
     side.lay_out(None, subject.vocab_size)
     return side
+
+
+def _written_by(
+    program: Program, tokens: Int[Tensor, "batch time"], scores: Tensor
+) -> dict[str, Tensor]:
+    """Return the arrays that a program dumps, without its scores."""
+    rows = [program.dump(row) for row in tokens]
+    arrays = {
+        name: torch.stack([torch.from_numpy(row[name]) for row in rows])
+        for name in rows[0]
+    }
+    known = scores.flatten()
+    return {
+        name: array
+        for name, array in arrays.items()
+        if not array.flatten().equal(known)
+    }
 
 
 def _kinds_of(function: object) -> set[str]:
