@@ -63,6 +63,13 @@ static void norm(float *y, const float *x, const float *w, const float *b, int n
     }
 }
 
+/* Where a feature of the query (0), key (1) or value (2) is in a row of qkv. */
+static int place(int part, int i) {
+    int size = C / H;
+    if (FAULT == 3) return (i / size * 3 + part) * size + i % size;
+    return part * C + i;
+}
+
 /* Each head of each new position attends to what the cache has up to it. */
 static void attend(float *y, const float *qkv, Cache *c, int layer, int n) {
     int size = C / H, last = c->seen + n;
@@ -70,8 +77,8 @@ static void attend(float *y, const float *qkv, Cache *c, int layer, int n) {
     float scale = 1 / sqrtf(FAULT == 2 ? C : size);
     for (int t = 0; t < n; t++)
         for (int h = 0; h < H; h++) {
-            const float *q = qkv + t * 3 * C + h * size;
-            float *out = y + t * C + (FAULT == 3 ? H - 1 - h : h) * size;
+            const float *q = qkv + t * 3 * C + place(0, h * size);
+            float *out = y + t * C + h * size;
             int end = FAULT == 1 ? last : c->seen + t + 1;
             float p[end], most = -INFINITY, total = 0;
             for (int u = 0; u < end; u++) {
@@ -109,8 +116,10 @@ static void forward(const int *ids, int n, Cache *c) {
         dump("qkv", l, wide, n, 3 * C);
         for (int t = 0; t < n; t++) {
             int at = (l * T + c->seen + t) * C;
-            memcpy(c->k + at, wide + t * 3 * C + C, C * 4);
-            memcpy(c->v + at, wide + t * 3 * C + 2 * C, C * 4);
+            for (int i = 0; i < C; i++) {
+                c->k[at + i] = wide[t * 3 * C + place(1, i)];
+                c->v[at + i] = wide[t * 3 * C + place(2, i)];
+            }
         }
         attend(a, wide, c, l, n);
         dump("attended", l, a, n, C);
