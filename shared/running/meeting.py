@@ -376,7 +376,8 @@ def probe(
         raise first from first.__cause__
     fault = f"of {vocab} ids some are refused: {first}"
     try:
-        for size in probe_sizes(vocab, subject.block_size):
+        for rows, time in probe_sizes(vocab, subject.block_size):
+            size = 1 if caller.alone else rows, time
             _call(subject, copy, size, 1)
     except ModelRaised as error:  # with id 0 alone as well: it is the length
         fault = f"one token is answered, but {error}"

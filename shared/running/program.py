@@ -42,6 +42,7 @@ PIPE_BYTES = 1 << 12  # a shorter line never waits for its reader
 ENOUGH_DIGITS = 7  # of float32: with fewer, printing rounds
 
 WORDS = {"cache", "dump", "binary", "vocab_size", "block_size"}
+RUNS = re.compile("python|pypy|node|deno|bun|ruby|java|julia|lua|perl|go$")
 NUMBER = re.compile(r"-?(\d*)\.?(\d*)(?:[eE]([-+]?\d+))?$")
 
 
@@ -483,9 +484,9 @@ class Program:
 
 def _name_of(command: Sequence[str]) -> str:
     """Return the name of a program's file, which an interpreter may read."""
-    interpreter = not os.path.dirname(command[0])
-    files = filter(os.path.isfile, command[1:] if interpreter else ())
-    return Path(next(files, command[0])).name
+    name = Path(command[0]).name
+    files = filter(os.path.isfile, command[1:])
+    return Path(next(files, name)).name if RUNS.match(name) else name
 
 
 def _limit() -> float:
