@@ -39,6 +39,7 @@ from .rows import Row
 from .side import Side
 
 TOKENS = "tokens"
+ENGINES = ("token_ids", "hidden_states")  # names in an engine's file
 TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 WALKED = 2**16  # objects that are looked at for a function's weights
@@ -66,6 +67,7 @@ class Recording(Side):
     ):
         self.path, self.name = path, str(path)
         arrays = read_arrays(path) if arrays is None else arrays
+        arrays = _by_layers(arrays)
         self.named_scores = scores if scores in arrays else None
         self.named = {scores} & arrays.keys()  # of the words given
         for name in [*arrays]:
@@ -419,6 +421,28 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     if all(re.match(r"\d", name) for name in arrays if name != TOKENS):
         names.sort()
     return {name: arrays[name] for name in names}
+
+
+def _by_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the arrays of an engine's file of hidden states, one a layer.
+
+    It has token_ids, and hidden_states (tokens, layers, width): the layers
+    that the engine was asked for, in their order.
+    """
+    ids, states = (arrays.get(name) for name in ENGINES)
+    if ids is None or states is None or TOKENS in arrays:
+        return arrays
+    ids = ids.flatten()
+    if states.ndim != 3 or len(states) != len(ids):
+        raise ValueError(
+            f"hidden_states of shape {tuple(states.shape)} with "
+            f"{len(ids)} token_ids: (tokens, layers, width) is expected"
+        )
+    found = {TOKENS: ids.unsqueeze(0)}
+    for i in range(states.size(1)):
+        found[f"hidden_states {i}"] = states[:, i].unsqueeze(0).contiguous()
+    others = {n: a for n, a in arrays.items() if n not in ENGINES}
+    return found | others
 
 
 @one_run
