@@ -1,9 +1,8 @@
 """The flat layout: a line of sizes, then float32 numbers in a fixed order.
 
 A program in any language reads it with a scan of one line and one read of an
-array. Each kind of array is there once, for all layers; a linear weight is
-(out, in), so that a row gives one output. The head is written where it is
-tied as well.
+array. Each kind of array is written once, for all layers; a linear weight is
+(out, in), so that a row gives one output. A tied head is written as well.
 """
 
 import json

@@ -268,7 +268,7 @@ class Program:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of a report has to know."""
+        """Return the notes of a report on its answers."""
         coarse = f"scores are printed in steps of {self.step:.1g}: smaller "
         coarse += "differences are not seen; nine digits (%.9g) show all"
         return [coarse] * bool(self.step)

@@ -5,12 +5,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
-from gpt_duet import check_model
-from gpt_duet.checkpoint import TINY_MODEL
+from gpt_duet import check_model, mingpt_style
+from gpt_duet.checkpoint import TINY_MODEL, load_checkpoint
 from gpt_duet.cli.diffing import diff_values
 from gpt_duet.targets import load_target
 
@@ -55,11 +57,28 @@ def port(tmp_path, monkeypatch):
     return target
 
 
-def test_a_port_in_c_is_one_function_with_a_style(port):
-    found = diff_values(["annotated", port("c")], None, vocab_size=None)
-    assert found.same, found.sentence
-    (_, _), (alone, count) = found.counts
-    assert count - alone >= 28  # of its arrays have a counterpart
+def test_a_port_in_c_has_the_scores_of_a_style(port):
+    program, found = load_target(port("c")), load_checkpoint(TINY_MODEL)
+    state = found.to(torch.device("cpu"), torch.float32)
+    model = mingpt_style.from_gpt2(state, found.config).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]])
+    expected = model(ids)[0][0].detach()
+    assert torch.allclose(torch.tensor(program(ids[0])), expected, 0, 1e-4)
+    arrays = program.dump(ids[0])
+    assert torch.allclose(torch.tensor(arrays["logits"]), expected, 0, 1e-4)
+    assert [*arrays][:3] == ["embed", "layer 0 ln 1", "layer 0 qkv"]
+    program.reset()
+    parts = [program.feed(part) for part in ids[0].split([5, 1, 10])]
+    found = torch.cat([*map(torch.tensor, parts)])
+    assert torch.allclose(found, expected, 0, 1e-4)
+    program.end()
+
+
+def test_the_page_shows_the_lines_of_the_port():
+    page = (PORTS.parent / "any_language.md").read_text("utf-8")
+    code = page.split("```c\n")[1].split("```")[0]
+    source = (PORTS / "my_gpt.c").read_text("utf-8")
+    assert textwrap.indent(code, "    ") in source
 
 
 @pytest.mark.slow
@@ -73,6 +92,8 @@ def test_a_sound_port_passes_and_is_one_function(port, language):
     for style in ("annotated", "mingpt_style"):
         found = diff_values([style, target], None, vocab_size=None)
         assert found.same, found.sentence
+        (_, _), (alone, count) = found.counts
+        assert count - alone >= 28  # of its arrays have a counterpart
 
 
 @pytest.mark.slow
