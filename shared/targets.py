@@ -59,7 +59,7 @@ def load_target(
             or "path/to/file.py:X", where X names a factory, a class, a model
             or a function, or is an expression that builds a model from the
             names of that module; or "exec:COMMAND", a program in any language
-            that speaks the protocol of `running/program.py`.
+            that speaks the protocol of `running/exec_program.py`.
         vocab_size: of a package's model; None: that of STYLE_SIZES. Of a
             program; None: as many as it answers one id with.
         block_size: of a package's model; None: that of STYLE_SIZES.
@@ -69,9 +69,9 @@ def load_target(
             of the user's own code is printed first, as theirs.
     """
     if target.startswith(PREFIX):
-        from .running.program import Program
+        from .running.exec_program import ExecProgram
 
-        return Program(target.removeprefix(PREFIX), vocab_size).started()
+        return ExecProgram(target.removeprefix(PREFIX), vocab_size).started()
     path, what = parse_target(target)
     if not what:
         return _style(target, vocab_size, block_size)

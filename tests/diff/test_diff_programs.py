@@ -111,6 +111,20 @@ def test_the_first_array_that_a_fault_changes_is_named(port, language, fault):
 
 
 @pytest.mark.slow
+def test_four_digits_are_no_difference_and_hide_no_fault(port, tmp_path):
+    for fault in ("", "scale"):
+        target = port("c", fault)
+        source = (PORTS / "my_gpt.c").read_text("utf-8")
+        (tmp_path / "my_gpt.c").write_text(source.replace("%.9g", "%.4f"))
+        number = FAULTS[fault][0] if fault else 0
+        command = f"cc -O2 -DFAULT={number} my_gpt.c -o my_gpt -lm"
+        subprocess.run(command.split(), cwd=tmp_path, check=True)
+        found = diff_values(["annotated", target], None, vocab_size=None)
+        assert found.same == (not fault), found.sentence
+        assert any("in steps of 0.0001" in note for note in found.notes)
+
+
+@pytest.mark.slow
 def test_bytes_and_text_are_the_same_scores(port):
     target = port("c")
     text, binary = load_target(target), load_target(f"{target} --binary")

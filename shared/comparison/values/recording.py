@@ -40,6 +40,7 @@ from .side import Side
 
 TOKENS = "tokens"
 ENGINES = ("token_ids", "hidden_states")  # names in an engine's file
+NO_DUMP = "a program that dumps no arrays"
 TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 WALKED = 2**16  # objects that are looked at for a function's weights
@@ -358,6 +359,8 @@ def scores_of(
         arrays |= _written_by(variant.model, tokens, scores)
     arrays[f"scores of {name}"] = scores
     side = Recording(Path(name), arrays)
+    if isinstance(variant.model, Program):
+        side.written = NO_DUMP
     side.lay_out(None, subject.vocab_size)
     return side
 
