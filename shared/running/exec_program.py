@@ -28,8 +28,8 @@ from torch import Tensor
 
 from .program import Program, ProgramFailed, Refused
 
-CALL_SECONDS = 10.0  # for an answer; the variable sets another limit
-START_SECONDS = 60.0  # for the first answer: weights are loaded before it
+CALL_SECONDS = 10.0  # for an answer; the variable sets both limits
+START_SECONDS = 60.0  # for the first one, after weights are loaded
 LIMIT_VARIABLE = "GPT_DUET_EXEC_SECONDS"
 MOST_BROKEN_ANSWERS = 3  # hangs and answers out of step; no call after these
 MOST_STARTS = 64  # of a program that dies where it should refuse
@@ -228,7 +228,9 @@ class ExecProgram(Program):
         self._asked_before = 0  # numbers of the answer before
         self._measures = False  # whether digits of an answer are counted
         self._failure = ""  # the last one, when no call follows it
-        self._seconds = _limit()
+        said = _limit()
+        self._seconds = said or CALL_SECONDS
+        self._start_seconds = said or START_SECONDS
 
     def __call__(self, ids: Int[Tensor, "*rows time"]) -> np.ndarray:
         """Return the scores of a text (time,) or of some, one by one."""
@@ -247,8 +249,8 @@ class ExecProgram(Program):
     def dump(self, ids: Int[Tensor, "time"]) -> dict[str, np.ndarray]:
         """Return the arrays that it computes for a text, in their order."""
         asked, child = ids.tolist(), self._running()
-        deadline, found = self._deadline(), dict[str, np.ndarray]()
-        self._measures = True
+        deadline = monotonic() + self._start_seconds  # much is written
+        found, self._measures = dict[str, np.ndarray](), True
         child.send(f"dump {' '.join(map(str, asked))}", deadline)
         while (line := self._line(asked, deadline)) != "end":
             word, _, rest = line.partition(" ")
@@ -339,7 +341,7 @@ class ExecProgram(Program):
             ) from None
         numbers = np.array(found, np.float32)
         if self._measures and (step := _step(line.split())):
-            largest = float(np.abs(numbers).max())
+            largest = _largest(numbers)
             self.share = max(self.share, step / largest if largest else 0.0)
         return numbers
 
@@ -389,7 +391,7 @@ class ExecProgram(Program):
 
     def _greet(self, child: Child) -> None:
         """Ask for the scores of id 0, and read the first line before them."""
-        deadline = monotonic() + max(self._seconds, START_SECONDS)
+        deadline = monotonic() + self._start_seconds
         self._measures = True
         child.send("0", deadline)
         first = self._line([0], deadline)
@@ -408,17 +410,20 @@ class ExecProgram(Program):
             else self._parsed(first, [0])
         )
         self._fitting(numbers, [0])
-        self.step = self.share * float(np.abs(numbers).max())
+        self.step = self.share * _largest(numbers)
 
     def _deadline(self) -> float:
         return monotonic() + self._seconds
 
     def _hung(self, ids: list[int]) -> ProgramFailed:
+        seconds = self._start_seconds if self._measures else self._seconds
         what = (
             f"gave no whole answer to {_ids(len(ids))} in time "
-            f"({self._seconds:g} s): does it flush its standard output after "
+            f"({seconds:g} s): does it flush its standard output after "
             f"each line?"
         )
+        if self._child is not None:
+            self._child.process.kill()  # it would not end by itself
         return self._out_of_step(what)
 
     def _died(self, ids: list[int]) -> ProgramFailed | Refused:
@@ -456,19 +461,26 @@ def _name_of(command: Sequence[str]) -> str:
     return Path(next(files, name)).name if RUNS.match(name) else name
 
 
-def _limit() -> float:
-    """Return the seconds of a call, as the variable sets them.
+def _limit() -> float | None:
+    """Return the seconds of a call, if the variable sets them.
 
     Raises:
         ValueError: for a variable that is not a positive number.
     """
-    said = os.environ.get(LIMIT_VARIABLE, "")
+    said = os.environ.get(LIMIT_VARIABLE)
+    if not said:
+        return None
     with suppress(ValueError):
-        if float(said or CALL_SECONDS) > 0:
-            return float(said or CALL_SECONDS)
+        if float(said) > 0:
+            return float(said)
     raise ValueError(
         f"{LIMIT_VARIABLE} must be a positive number of seconds, got {said!r}"
     )
+
+
+def _largest(numbers: Float[np.ndarray, "count"]) -> float:
+    """Return the size of the largest number that is finite."""
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
 def _step(numbers: Sequence[str]) -> float:

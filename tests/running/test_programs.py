@@ -160,7 +160,6 @@ def test_a_program_that_does_not_start_is_one_line(
     start, mode, words, monkeypatch
 ):
     monkeypatch.setenv(LIMIT_VARIABLE, "0.5")
-    monkeypatch.setattr("gpt_duet.running.exec_program.START_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(ValueError, match="line_program") as caught:
         start(mode).started()
@@ -186,7 +185,7 @@ def test_a_program_that_does_not_start_is_one_line(
 def test_a_program_that_breaks_is_one_sentence(
     start, mode, words, monkeypatch
 ):
-    monkeypatch.setenv(LIMIT_VARIABLE, "0.5")
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.3")
     program = start(mode).started()
 
     def call():
@@ -254,12 +253,17 @@ def gone(pid, seconds=5.0):
 
 
 @posix
-def test_no_child_is_left_with_the_model_or_the_kit(start):
-    program = start("sound").started()
+def test_the_process_ends_with_the_model():
+    program = ExecProgram(f"sh -c '{sys.executable} {FILE} sound'").started()
     process = program._child.process.pid
     assert alive(process)
-    program.end()
+    del program
     assert gone(process)
+
+
+@posix
+@pytest.mark.slow
+def test_no_child_is_left_when_the_kit_ends_or_is_killed():
     code = (
         "import os, sys\n"
         "from gpt_duet.running.exec_program import ExecProgram\n"
