@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 6  # of a value that are shown at one position
 TOKENS = 24  # of the default text that two styles are run on
+TINY_WEIGHTS = "the weights of the tiny model: another is an expression"
 STYLES = ("annotated", "mingpt_style")
 RECORDINGS = (".npz", ".safetensors")
 
@@ -152,8 +153,11 @@ def diff_values(
     from ..targets import PREFIX
 
     styles = [*filter(_style, names)]
-    alone = len(styles) == 1 and not any(n.startswith(PREFIX) for n in names)
-    sizes = _default_sizes(names, vocab_size) if alone else ""
+    sizes = ""
+    if len(styles) == 1:
+        sizes = _default_sizes(names, vocab_size)
+        if any(name.startswith(PREFIX) for name in names):
+            sizes = f"; next to a program a style has {TINY_WEIGHTS}"
     left, right = load_sides(names, vocab_size)
     try:
         found = diff_by_value(

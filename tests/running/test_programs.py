@@ -321,3 +321,14 @@ def test_in_the_command(duet):
     status, _, err = duet("check", f"{target}'no start'")
     assert status == 2
     assert "exit status 3" in err.splitlines()[-1]
+
+
+def test_mistakes_of_the_command_say_what_to_write(refused):
+    target = f"exec:{sys.executable} {FILE} sound"
+    assert "gpt-duet diff 'annotated'" in refused(
+        "compare", "annotated", target
+    )
+    said = refused("diff", "annotated", target)
+    assert "annotated has 65 tokens" in said
+    assert "weights of the tiny model" in said
+    assert "--block-size" in refused("check", target)
