@@ -19,6 +19,7 @@ import torch
 from gpt_duet import check_model, diff_by_value
 from gpt_duet.invariants import prove_causality
 from gpt_duet.running.exec_program import LIMIT_VARIABLE, ExecProgram
+from gpt_duet.running.model.sizes import numbers_in_code, special_ids
 from gpt_duet.running.program import ProgramFailed, Refused
 from gpt_duet.targets import load_target
 
@@ -60,6 +61,12 @@ def test_a_line_of_ids_is_answered_with_scores(start):
     both = program(torch.tensor([[3, 1, 4], [1, 5, 2]]))
     assert both.shape == (2, 3, 7)
     assert (both[0] == found).all()
+
+
+def test_the_kits_own_numbers_are_not_the_programs(start):
+    program = start("sound").started()
+    assert numbers_in_code(program) == []
+    assert special_ids(program, 7) == [0, 6]
 
 
 def test_numbers_may_be_bytes(start):
