@@ -17,7 +17,7 @@ from ...running.context import one_run
 from ...running.errors import UnknownSize
 from ...running.program import Program
 from ...running.subject import Subject
-from ...running.tolerances import TURNED_DIGITS
+from ...running.tolerances import PRINTED_UNITS
 from ...tracing.value import reduced
 from ...validation import dtype_name
 from .findings import findings
@@ -122,7 +122,7 @@ def diff_by_value(
     if isinstance(other, Subject) and other.in_arrays:
         program, other = other.builder.given, scores_of(other, given)
         if isinstance(program, Program):
-            tolerance = max(tolerance, TURNED_DIGITS * program.share)
+            tolerance = max(tolerance, PRINTED_UNITS * program.share)
             printed = program.notes
 
     def compare(dtype: torch.dtype | None) -> ValueDiff:
