@@ -19,6 +19,7 @@ from gpt_duet.running.conventions import Text
 from gpt_duet.running.decoding import Decoder
 from gpt_duet.running.errors import OtherVocabulary, UnknownSize
 from gpt_duet.running.meeting import meet
+from gpt_duet.running.program import Program
 from gpt_duet.targets import load_target
 from gpt_duet.validation import dtype_name
 
@@ -186,6 +187,8 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
     given = subject.caller.given
 
     def call(tokens: Tensor) -> Tensor:
+        if isinstance(peer.model, Program):  # it takes row after row
+            return torch.from_numpy(peer.model(tokens))
         answer = subject.caller.call(peer.model, tokens)
         return subject.read(answer, *tokens.shape)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gpt_duet.checkpoint.config_json import transformers_config
 from gpt_duet.config import ACTIVATIONS, GPTConfig
+from gpt_duet.running.program import Program
 from gpt_duet.targets import load_target
 
 from . import PEERS as NAMES
@@ -110,7 +111,7 @@ def build_peer(name: str, config: GPTConfig) -> tuple[Any, bool]:
             "own as package.module:factory"
         )
     build: Any = PEERS.get(name) or load_target(name, None, None)
-    if isinstance(build, nn.Module):
+    if isinstance(build, nn.Module | Program):
         return build, False
     try:
         wanted = inspect.signature(build).bind(config).signature

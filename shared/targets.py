@@ -27,6 +27,7 @@ from .validation import did_you_mean
 
 # module or file, and what it names; the colon of a Windows drive is no other
 PARTS = re.compile(r"(?s)((?:[A-Za-z]:[\\/])?[^:]*)(:?)(.*)")
+PREFIX = "exec:"  # a program: its command follows
 BUILDS = re.compile("build|make|create|get")  # names of a factory, as a rule
 # of a style's model, where no others are given
 STYLE_SIZES = {
@@ -57,14 +58,20 @@ def load_target(
         target: "package" with a build_model(config); or "package.module:X"
             or "path/to/file.py:X", where X names a factory, a class, a model
             or a function, or is an expression that builds a model from the
-            names of that module.
-        vocab_size: of a package's model; None: that of STYLE_SIZES.
+            names of that module; or "exec:COMMAND", a program in any language
+            that speaks the protocol of `running/exec_program.py`.
+        vocab_size: of a package's model; None: that of STYLE_SIZES. Of a
+            program; None: as many as it answers one id with.
         block_size: of a package's model; None: that of STYLE_SIZES.
 
     Raises:
         ValueError: in one line, where there is no such thing. An exception
             of the user's own code is printed first, as theirs.
     """
+    if target.startswith(PREFIX):
+        from .running.exec_program import ExecProgram
+
+        return ExecProgram(target.removeprefix(PREFIX), vocab_size).started()
     path, what = parse_target(target)
     if not what:
         return _style(target, vocab_size, block_size)
@@ -132,6 +139,8 @@ def parse_target(target: str) -> tuple[str, str]:
         ValueError: where nothing is named, or the file is not there, and for
             a name as other tools write it, with ours.
     """
+    if target.startswith(PREFIX):
+        return PREFIX, target.removeprefix(PREFIX)
     path, separator, what = PARTS.findall(target)[0]
     there, alone, what = os.path.isfile(path), not separator, what.strip()
     module, _, name = target.rpartition(".")

@@ -14,6 +14,7 @@ from ..config import GPTConfig
 from ..files import new_folder
 from ..validation import DTYPES
 from .config_json import our_config, read_config, transformers_config
+from .flat import INDEX, NUMBERS, flat_file
 from .gpt2_layout import State, axes, read_gpt2, require_tied, strip
 from .other_layouts import (
     bring_to_gpt2,
@@ -27,7 +28,9 @@ from .weights_file import WEIGHTS, find_weights, read_tensors, require_numbers
 CONFIG = "config.json"
 # The trained model that comes with the kit: its README says what it reaches.
 SMALL_MODEL = Path(__file__).with_name("small_model")
-TARGETS = ("gpt2", "nanogpt")
+# A tiny one, of Shakespeare's 65 characters: common ground for ports.
+TINY_MODEL = Path(__file__).with_name("tiny_model")
+TARGETS = ("gpt2", "nanogpt", "flat")
 # What a layout is called, and its authors' activation.
 _LAYOUTS = {
     "gpt2": ("the GPT-2 layout, as transformers saves it", None),
@@ -151,8 +154,9 @@ def save_checkpoint(
         folder: must not exist, or be empty.
         state: in the GPT-2 layout, as a style's to_gpt2 gives it.
         config: of the same model.
-        layout: "gpt2", which transformers loads as a GPT2LMHeadModel, or
-            "nanogpt", the names and orientation of nanoGPT and minGPT.
+        layout: "gpt2", which transformers loads as a GPT2LMHeadModel;
+            "nanogpt", the names and orientation of nanoGPT and minGPT; or
+            "flat", numbers in a fixed order for a program in any language.
         others: texts of further files, by name.
 
     Raises:
@@ -172,6 +176,14 @@ def save_checkpoint(
         )
     if config.tie_weights:
         require_tied(state)
+    if layout == "flat":
+        numbers, index = flat_file(state, config)
+        with new_folder(Path(folder)) as beside:
+            (beside / NUMBERS).write_bytes(numbers)
+            for name, text in {INDEX: index, **(others or {})}.items():
+                (beside / name).write_text(text, encoding="utf-8")
+        return
+    if config.tie_weights:
         del state["lm_head.weight"]
     if layout == "gpt2":
         tensors, description = with_prefix(state), transformers_config(config)

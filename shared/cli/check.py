@@ -57,8 +57,9 @@ def check(
     context: typer.Context,
     models: Annotated[Texts, Argument(
         help="What builds each model: package.module:factory, "
-        "path/to/file.py:factory, an expression in place of the factory, or a "
-        "package with build_model(config), such as annotated. Default: the "
+        "path/to/file.py:factory, an expression in place of the factory, a "
+        "package with build_model(config), such as annotated, or "
+        "exec:COMMAND, a program in any language. Default: the "
         "targets of [tool.gpt-duet] in pyproject.toml.")] = None,
     show_list: Annotated[bool, Option("--list", callback=_list, is_eager=True,
         help="List the checks, and run none.")] = False,

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from ..console import show_facts
 from ..files import STDOUT, write_atomically, write_json
+from ..targets import PREFIX
 from ..validation import (
     choose_device,
     choose_dtype,
@@ -64,6 +65,11 @@ def compare(
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
         raise ValueError(f"compare takes two styles, got {len(names)}")
+    if any(name.startswith(PREFIX) for name in names):
+        raise ValueError(
+            f"a program is not a style: gpt-duet diff {names[0]!r} "
+            f"{names[1]!r} compares them"
+        )
     whole_number("seed", seed)
     if bench_file is not None and html_file is None:
         raise ValueError("--bench is drawn in a page: give --html, too")

@@ -13,7 +13,7 @@ from . import options
 
 
 def convert(
-    layout: Annotated[Literal["gpt2", "nanogpt"], Option("--to")],
+    layout: Annotated[Literal["gpt2", "nanogpt", "flat"], Option("--to")],
     out: Annotated[Path, Option(help="A new folder.")],
     weights: Annotated[
         Path | None,
@@ -34,7 +34,9 @@ def convert(
 
     The new folder has model.safetensors and config.json, and appears once
     both are whole. "gpt2" is what transformers loads as a GPT2LMHeadModel,
-    "nanogpt" what nanoGPT and minGPT load as their state dict. --n-head and
+    "nanogpt" what nanoGPT and minGPT load as their state dict. "flat" is for
+    a program in any language: model.bin has a line of sizes and then float32
+    numbers, model.json their names, shapes and offsets. --n-head and
     --activation are for weights whose config.json does not give them. The
     tokenizer of a run goes along, for gpt-duet generate --weights.
     """
@@ -70,6 +72,8 @@ def convert(
     if layout == "nanogpt":  # nanoGPT ties its head and has gelu, minGPT not
         head = "a tied" if config.tie_weights else "an untied"
         reader = f"nanoGPT or minGPT with {head} head and {config.activation}"
+    if layout == "flat":
+        reader = "a program in any language, as model.json describes it"
     shown = {
         "read": "; ".join((str(source), *checkpoint.notes)),
         "written": f"{out}; for {reader}",

@@ -50,7 +50,8 @@ def diff(
             help="A concept (embedding, attention, feed_forward, block, "
             "model or head; default: all of them): its source in both "
             "styles. Two models (a style, package.module:factory, "
-            "path/to/file.py:factory, or an expression after the colon): "
+            "path/to/file.py:factory, an expression after the colon, or "
+            "exec:COMMAND, a program in any language): "
             "their lines, paired by the values they compute. Each may be a "
             "recording: an .npz or .safetensors of arrays in the order in "
             "which they are computed, with the tokens.",

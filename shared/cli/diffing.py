@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 6  # of a value that are shown at one position
 TOKENS = 24  # of the default text that two styles are run on
+TINY_WEIGHTS = "the weights of the tiny model: another is an expression"
 STYLES = ("annotated", "mingpt_style")
 RECORDINGS = (".npz", ".safetensors")
 
@@ -115,17 +116,29 @@ def load_side(name: str, vocab_size: int | None) -> Any:
 
 
 def load_sides(names: Sequence[str], vocab_size: int | None) -> list[Any]:
-    """Return what is named; styles alone have the small model's weights."""
+    """Return what is named.
+
+    Styles alone have the small model's weights, next to a program those of
+    the tiny model.
+    """
     import torch
 
-    from ..checkpoint import SMALL_MODEL, load_checkpoint
+    from ..checkpoint import SMALL_MODEL, TINY_MODEL, load_checkpoint
+    from ..protocol import load_style
+    from ..targets import PREFIX
 
     styles = [style for name in names if (style := _style(name))]
-    if len(styles) < len(names):
+    ports = [name for name in names if name.startswith(PREFIX)]
+    if len(styles) + len(ports) < len(names):
         return [load_side(name, vocab_size) for name in names]
-    checkpoint = load_checkpoint(SMALL_MODEL)
+    checkpoint = load_checkpoint(TINY_MODEL if ports else SMALL_MODEL)
     state = checkpoint.to(torch.device("cpu"), torch.float64)
-    return [style.from_gpt2(state, checkpoint.config) for style in styles]
+    return [
+        load_side(name, vocab_size)
+        if name in ports
+        else load_style(name).from_gpt2(state, checkpoint.config)
+        for name in names
+    ]
 
 
 def diff_values(
@@ -137,9 +150,14 @@ def diff_values(
 ) -> "ValueDiff":
     """Run two models, two styles from one set of weights."""
     from ..comparison.values import diff_by_value
+    from ..targets import PREFIX
 
     styles = [*filter(_style, names)]
-    sizes = _default_sizes(names, vocab_size) if len(styles) == 1 else ""
+    sizes = ""
+    if len(styles) == 1:
+        sizes = _default_sizes(names, vocab_size)
+        if any(name.startswith(PREFIX) for name in names):
+            sizes = f"; next to a program a style has {TINY_WEIGHTS}"
     left, right = load_sides(names, vocab_size)
     try:
         found = diff_by_value(

@@ -31,6 +31,7 @@ from ..invariants.report import CheckResult, Report
 from ..processes import several
 from ..running.context import isolated
 from ..running.model.building import is_factory
+from ..running.program import Program
 from .job import Job
 
 FOLDER = ".gpt_duet_cache"  # in the current one; safe to remove
@@ -79,6 +80,8 @@ def entry_of(job: Job, factory: Callable[..., Any]) -> Entry | None:
     device = job.settings.get("device", "cpu")
     if several() or job.map_file or job.scorer or device != "cpu":
         return None  # an accelerator has a driver
+    if isinstance(factory, Program):
+        return None  # the files that it reads are not known
     facts = repr([job, os.getcwd()])
     name = hashlib.sha256(facts.encode()).hexdigest()[:16]
     digest = hashlib.sha256(facts.encode())

@@ -25,6 +25,8 @@ class Check:
             is short, and may take all of it.
         slow: whether it runs only if it is named.
         implied_by: checks whose failure explains its own.
+        needs: what it has to see, next to scores, that a program does not
+            show.
     """
 
     def __init__(
@@ -33,16 +35,19 @@ class Check:
         share: float | None,
         slow: bool,
         implied_by: tuple[str, ...],
+        needs: str,
     ):
         update_wrapper(self, function)
         self.name = function.__name__
         self.says = (inspect.getdoc(function) or self.name).split("\n")[0]
         self.share, self.slow, self.implied_by = share, slow, implied_by
-        self._function = function
+        self.needs, self._function = needs, function
 
     @one_run
     def __call__(self, subject: Subject) -> str:
         """Run it."""
+        if self.needs and subject.is_program:
+            raise SkipCheck(f"a program has no {self.needs} here")
         return self._function(subject)
 
 
@@ -51,6 +56,7 @@ def check(
     share: float | None = None,
     slow: bool = False,
     implied_by: tuple[str, ...] = (),
+    needs: str = "",
 ) -> Callable[[Function], Check]:
     """Decorate a function as a check; the arguments are those of Check."""
-    return lambda function: Check(function, share, slow, implied_by)
+    return lambda function: Check(function, share, slow, implied_by, needs)

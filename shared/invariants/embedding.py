@@ -23,7 +23,7 @@ class Lookups:
 
     NAMES = ("embedding", "__getitem__", "index_select")
 
-    def __init__(self, tokens: Int[Tensor, "batch time"]):
+    def __init__(self, tokens: Int[Tensor, "*axes"]):
         self.tokens = tokens
         self.leaves: list[Tensor] = []
         self.rows: list[int] = []  # of each table

@@ -215,6 +215,8 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
     """
     drawn = _Texts(subject)
     exact = [replace(case, dtype=DOUBLE.dtype) for case in (EVAL, TRAIN)]
+    if subject.is_program:
+        exact = [EVAL]
     few = subject.fit(2, 3, 5, 8, SHORT, subject.block_size)
     if proof.at is not None and proof.worn is not None:
         yield from drawn.of_run(proof.worn, proof.at[1], AT_ONCE)
@@ -241,6 +243,8 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
         yield from drawn.of(exact[1:], few)
         yield from drawn.of(ENLARGED, few)
         cases = [EVAL, TRAIN, *followed_cases(subject)]
+        if subject.is_program:
+            cases = []
         yield from drawn.of([c for c in cases if c.rows == 1], few)
         crowd = [c for c in cases if c.crowd]
         yield from drawn.of(crowd, [CROWD_TIME])
@@ -385,7 +389,7 @@ class _Texts:
         count, half = min(vocab, 1 + EACH_ID // vocab), time // 2
         if not half:
             return
-        variant = copy_for(subject, DOUBLE)
+        variant = copy_for(subject, EVAL if subject.is_program else DOUBLE)
         for before in (False, True):
             ids = torch.randperm(vocab, generator=generator)[:count]
             base = draw(vocab, 1, time, generator).repeat(count, 1)

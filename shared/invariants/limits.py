@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..running.errors import ModelRaised, SkipCheck
+from ..running.program import ProgramFailed
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant
 
@@ -25,7 +26,10 @@ def refusal(variant: Variant, tokens: Tensor) -> ModelRaised | None:
     try:
         variant.scores(tokens)
     except ModelRaised as error:
-        if error.__cause__ is None:  # scores of another shape
+        # scores of another shape, or a program that broke
+        if error.__cause__ is None or isinstance(
+            error.__cause__, ProgramFailed
+        ):
             raise
         return error
     return None

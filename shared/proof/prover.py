@@ -45,6 +45,9 @@ def prove(runs: Runs, main: list[Case], others: Iterable[Case] = ()) -> Proof:
     if runs.chains is not None:
         proof.sees = runs.chains.declared.name
     subject.proofs[proof.order] = proof
+    if subject.is_program:
+        proof.leave_open(Open("a program's operations cannot be followed"))
+        return proof
     model = runs.of(EVAL).variant
     if subject.caller.arrays:
         proof.leave_open(leaves_torch(place_of_code(model.model)))

@@ -21,6 +21,7 @@ from .context import during
 from .model.calling import MASK, maker_of, tensors_in, token_argument
 from .model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from .model.sizes import CONFIGS, declared
+from .program import Program
 from .subject import Subject
 
 POSITIONS = ("cache_position", "position_ids", "positions")
@@ -34,6 +35,7 @@ class Setup(Enum):
     STEP = "an argument of the user's step(model, tokens, cache)"
     DECODE = "init_cache and decode"
     WITH_CACHE = "init_cache and decode of with_cache()"
+    LINES = "the lines reset and feed"
 
 
 class Empty(Enum):
@@ -235,6 +237,9 @@ def conventions(
     subject: Subject, model: Any, start_again: Callable[[], None]
 ) -> Iterator[Convention]:
     """Yield the ways to decode that a model's signature offers."""
+    if isinstance(model, Program):
+        yield from _by_lines(subject, model)
+        return
     yield from _by_two_methods(subject, model)
     methods = methods_of(model)
     resets, setups = (
@@ -321,6 +326,21 @@ def conventions(
                 strong=bool(called),
                 apart=False,
             )
+
+
+def _by_lines(subject: Subject, program: Program) -> Iterator[Convention]:
+    """Yield the lines reset and feed, where a program says that it has them.
+
+    It has one cache, and its texts come one after another.
+    """
+    if program.has_cache:
+        yield Convention(
+            subject,
+            Way(Setup.LINES),
+            lambda rows: program.reset(),
+            program.feed,
+            apart=False,
+        )
 
 
 def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:

@@ -66,12 +66,14 @@ from .model.sizes import (
     LENGTH,
     ROWS,
     VOCABULARY,
+    Declared,
     Lengths,
     before_first_position,
     choose_sizes,
     declared,
 )
 from .operations import operations_through, quantised
+from .program import NO_GRADIENTS, Program
 from .ranks import on_any
 from .subject import Subject
 from .tokens import SHORT, draw
@@ -129,18 +131,24 @@ def meet(
     method = None if outputs == "logits" else LOG_PROBS
     call = caller_of(model, method, given["layout"] == "tb", given["inputs"])
     call = replace(call, output=given["output"])
+    rows, limit = None, declared(model, LENGTH)  # block_size may be less
+    if isinstance(model, Program):
+        call = replace(call, alone=True, no_gradients=NO_GRADIENTS)
+        notes, rows = [*notes, *model.notes], 1
+        limit = limit or Declared("block_size", block)
     subject = Subject(
         name=name,
         builder=builder,
         seed=seed,
         vocab_size=vocab,
         block_size=block,
-        limit=declared(model, LENGTH),  # block_size may be less
+        limit=limit,
         cache_rows=room.value if (room := declared(model, ROWS)) else None,
         parameters=sum(weight.numel() for weight in weights),
         is_module=isinstance(model, nn.Module),
         caller=call,
         lengths=Lengths(1, 1, block),
+        rows=rows,
         make_cache=given["cache"],
         documents=documents,
         sees=declared_by(given["sees"], block),
@@ -317,9 +325,8 @@ def probe(
     vocab = subject.vocab_size
     unread: list[tuple[Caller, Size, Any]] = []
     raised: list[tuple[ModelRaised, Caller]] = []
-    for alone, sizes in product(
-        (False, True), _sizes(vocab, subject.block_size, at)
-    ):
+    ways = (True,) if subject.caller.alone else (False, True)
+    for alone, sizes in product(ways, _sizes(vocab, subject.block_size, at)):
         if alone and (unread or max(rows for rows, _ in sizes) > 1):
             continue
         given = replace(subject.caller, alone=alone)
@@ -337,13 +344,14 @@ def probe(
             reader = _find_reader(pairs, vocab, padded, caller.time_first)
             if reader is not None:
                 found = replace(subject, caller=caller, reader=reader)
-                if alone:
+                if alone and raised:
                     found = replace(found, rows=1).noted(
                         f"texts go through one by one, as ids (time,): "
                         f"{raised[0][0]}"
                     )
                 if caller.arrays or is_array(reach(answers[-1], reader.path)):
-                    found = replace(found, in_arrays=True).noted(IN_ARRAYS)
+                    why = caller.no_gradients or IN_ARRAYS
+                    found = replace(found, in_arrays=True).noted(why)
                 if sizes[-1] == at:
                     scores = found.read(answers[-1], *at)
                     found = _without_hidden(found, scores)
@@ -371,7 +379,8 @@ def probe(
         raise first from first.__cause__
     fault = f"of {vocab} ids some are refused: {first}"
     try:
-        for size in probe_sizes(vocab, subject.block_size):
+        for rows, time in probe_sizes(vocab, subject.block_size):
+            size = 1 if caller.alone else rows, time
             _call(subject, copy, size, 1)
     except ModelRaised as error:  # with id 0 alone as well: it is the length
         fault = f"one token is answered, but {error}"

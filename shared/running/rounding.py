@@ -39,6 +39,7 @@ from .tolerances import (
     FLOOR_UNITS_WITHOUT_WEIGHTS_OF_16_BITS,
     NUDGE_UNITS,
     NUDGE_UNITS_OF_16_BITS,
+    PRINTED_UNITS,
     STEADY_SHARE,
 )
 
@@ -147,7 +148,8 @@ def is_real(
         noise *= max(1.0, unit / torch.finfo(first.dtype).eps)
         others = FLOOR_UNITS_WITHOUT_WEIGHTS_OF_16_BITS
         units = FLOOR_UNITS_WITHOUT_WEIGHTS.get(coarsest, others)
-        return size > units * noise
+        printed = PRINTED_UNITS * getattr(model, "step", 0.0)
+        return size > max(units * noise, printed)
     wide = torch.finfo(coarsest).bits > 16
     units = NUDGE_UNITS if wide else NUDGE_UNITS_OF_16_BITS
     for seed in (1, 2, 3):

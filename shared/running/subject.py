@@ -16,6 +16,7 @@ from .errors import ModelRaised, SkipCheck, UnusableModel
 from .model.building import Builder
 from .model.calling import IN_ARRAYS, Caller, Reader
 from .model.sizes import Declared, Lengths
+from .program import Program
 from .tokens import draw
 
 SECONDS = 1e11  # multiplications of a forward pass: parameters times tokens
@@ -64,6 +65,11 @@ class Subject:
     budget: Budget = field(default_factory=Budget)  # of its checks
     proofs: dict[str, Any] = field(default_factory=dict)  # Proofs, by order
     kept: dict[Any, Any] = field(default_factory=dict)  # read-only copies
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the model is a program, of which only scores are seen."""
+        return isinstance(self.builder.given, Program)
 
     @property
     def heavy(self) -> bool:

@@ -33,6 +33,7 @@ FLOOR_UNITS_OF_16_BITS = 2  # 64 units of bfloat16 are half the number
 # of a function, whose weights the kit cannot nudge
 FLOOR_UNITS_WITHOUT_WEIGHTS = {torch.float64: 2**20, torch.float32: 2**8}
 FLOOR_UNITS_WITHOUT_WEIGHTS_OF_16_BITS = 16
+PRINTED_UNITS = 2  # of the last digit that a program prints: it rounds both
 UNNUDGED_UNITS = 2**12  # of a value in the diff, where no weight is nudged
 RECORDED_UNITS = 2**9  # of an array of a file; GELU and tanh's differ by more
 MEASURED_UNITS = 4  # of a value whose noise is measured against float64

@@ -27,6 +27,7 @@ from .model.calling import MASK, describe
 from .model.kept_state import KeptState
 from .operations import is_plain, operations_through
 from .position_losses import PositionLosses
+from .program import NO_WEIGHTS
 from .ranks import current, local, same
 from .rounding import Gap, floor, gaps, real_gap
 from .subject import Subject
@@ -469,7 +470,8 @@ def larger(
 
 def _enlarged(subject: Subject, case: Case, time: int) -> Copy:
     if not subject.is_module:
-        raise CopyFailed("a function has no weights to enlarge")
+        function = "a function has no weights to enlarge"
+        raise CopyFailed(NO_WEIGHTS if subject.is_program else function)
     if not subject.builder.can_copy:
         raise CopyFailed("the model cannot be copied")
     model = build(subject)

@@ -272,7 +272,12 @@ CASES: dict[Case, tuple[str, ...]] = {
 
 
 def cases_of(check: str, subject: Subject) -> list[Case]:
-    """Return the calls that a check tries of the model as it is built."""
+    """Return the calls that a check tries of the model as it is built.
+
+    A program has one way to be called.
+    """
+    if subject.is_program:
+        return [EVAL] if check in CASES[EVAL] else []
     return [
         case
         for row, checks in CASES.items()

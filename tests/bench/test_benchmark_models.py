@@ -4,9 +4,11 @@ Without an accelerator: what it would be asked is written down instead.
 """
 
 import itertools
+import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
+import line_program
 import pytest
 import torch
 from torch import nn
@@ -332,3 +334,18 @@ def test_memory_on_an_accelerator_is_what_it_says(monkeypatch):
             torch, "get_device_module", Mock(return_value=says)
         )
         assert memory.peak_bytes(int, torch.device("cuda")) == peak
+
+
+@pytest.mark.unhooked
+def test_a_program_answers_a_batch_row_by_row():
+    name = f"exec:{sys.executable} {line_program.__file__} sound"
+    plan = small_plan(sizes={"vocab_size": line_program.VOCAB})
+    peer = peer_of(name, plan)
+    tokens = tokens_of(4, line_program.VOCAB, rows=3)
+    scores = peer.scores(tokens)
+    assert scores.shape == (3, 4, line_program.VOCAB)
+    for row, ids in zip(scores, tokens.tolist(), strict=True):
+        expected = torch.tensor(line_program.scores(ids))
+        assert torch.allclose(row, expected, 1e-6)
+    with pytest.raises(ValueError, match="benchmark's vocabulary is 11"):
+        peer_of(name, small_plan())

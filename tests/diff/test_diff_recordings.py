@@ -544,3 +544,28 @@ def test_statistics_name_the_first_array_that_differs(name, tmp_path):
         if len(array.unique()) > 3  # others are too plain to be recognised
     ]
     assert found.parted.right.function == differing[0], found.sentence
+
+
+@pytest.mark.parametrize("fault", ["", "att"])
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_hidden_states_of_an_engine_are_read_as_they_are(
+    fault, kind, model, tmp_path
+):
+    arrays = dict(dump(model, fault))
+    outs = [a[0] for name, a in arrays.items() if "_out_" in name]
+    assert len(outs) == 2
+    written = {"token_ids": IDS[0], "hidden_states": np.stack(outs, 1)}
+    path = tmp_path / f"states.{kind}"
+    if kind == "npz":
+        np.savez(path, **written)
+    else:
+        tensors = {n: torch.from_numpy(a) for n, a in written.items()}
+        save_file(tensors, path)
+    found = diff_by_value(model, path)
+    assert found.same == (not fault), found.sentence
+    if fault:
+        assert found.parted.right.function == "hidden_states 1"
+    wrong = tmp_path / "wrong.npz"
+    np.savez(wrong, token_ids=IDS[0], hidden_states=outs[0])
+    with pytest.raises(ValueError, match="tokens, layers, width"):
+        diff_by_value(model, wrong)

@@ -6,6 +6,7 @@ import pickle
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from known_gpts import ScratchGPT
@@ -14,7 +15,12 @@ from strategies import STYLES, changed
 
 from gpt_duet import GPTConfig, mingpt_style
 from gpt_duet.agreement import enlarged_random_weights
-from gpt_duet.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from gpt_duet.checkpoint import (
+    TINY_MODEL,
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from gpt_duet.checkpoint.config_json import (
     our_config,
     read_config,
@@ -378,7 +384,7 @@ def test_a_head_with_a_bias_has_no_place(tmp_path):
         write(tmp_path / "post", scratch_state()), n_head=2
     )
     out = tmp_path / "out"
-    for layout in ("gpt2", "nanogpt"):
+    for layout in ("gpt2", "nanogpt", "flat"):
         with pytest.raises(ValueError, match=f"{layout} has no lm_head.bias"):
             save_checkpoint(out, found.state, found.config, layout)
     assert not out.exists()
@@ -387,12 +393,62 @@ def test_a_head_with_a_bias_has_no_place(tmp_path):
     assert "lm_head.bias" not in load_file(out / "model.safetensors")
 
 
+def read_flat(folder):
+    """Read a flat file as a port does: a line, then numbers in an order."""
+    with (folder / "model.bin").open("rb") as file:
+        word, *sizes = file.readline().decode().split()
+        numbers = np.frombuffer(file.read(), "<f4")
+    return word, sizes, numbers
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_flat_layout_is_a_line_and_numbers_in_order(tied, tmp_path):
+    config = CONFIG.replace(tie_weights=tied, n_inner=20)
+    state = enlarged(config)
+    save_checkpoint(tmp_path / "flat", state, config, "flat")
+    word, sizes, numbers = read_flat(tmp_path / "flat")
+    assert word == "gpt-duet-flat"
+    assert sizes == ["13", "6", "2", "2", "8", "20", "gelu_tanh", "1e-05"]
+    index = json.loads((tmp_path / "flat" / "model.json").read_text())
+    assert index["header"].split()[1:] == sizes
+    data = (tmp_path / "flat" / "model.bin").read_bytes()
+    seen = 0
+    for name, where in index["arrays"].items():
+        count = np.prod(where["shape"])
+        array = np.frombuffer(data, "<f4", count, where["offset"])
+        assert (array == numbers[seen : seen + count]).all()
+        seen += count
+        array = torch.tensor(array).view(where["shape"])
+        layers = range(2) if "*" in name else [None]
+        for i in layers:
+            ours = state.get(name.replace("*", str(i)), state["wte.weight"])
+            found = array if i is None else array[i]
+            is_linear = "c_" in name and "weight" in name
+            assert found.equal(ours.t() if is_linear else ours), name
+    assert seen == len(numbers)
+    assert len(index["arrays"]) == 17
+
+
+def test_the_tiny_model_is_small_and_the_same_in_both_layouts(tmp_path):
+    for name in ("model.safetensors", "model.bin"):
+        assert (TINY_MODEL / name).stat().st_size < 100_000
+    found = load_checkpoint(TINY_MODEL)
+    sizes = found.config.n_layer, found.config.n_embd, found.config.vocab_size
+    assert sizes == (4, 16, 65)
+    save_checkpoint(tmp_path / "flat", found.state, found.config, "flat")
+    for name in ("model.bin", "model.json"):
+        again = (tmp_path / "flat" / name).read_bytes()
+        assert (TINY_MODEL / name).read_bytes() == again
+
+
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "keep").write_text("me")
     with pytest.raises(ValueError, match="is not empty"):
         save_checkpoint(tmp_path, enlarged(), CONFIG)
     assert [p.name for p in tmp_path.iterdir()] == ["keep"]
-    with pytest.raises(ValueError, match="'scratch'; known: gpt2, nanogpt"):
+    with pytest.raises(
+        ValueError, match="'scratch'; known: gpt2, nanogpt, flat"
+    ):
         save_checkpoint(tmp_path / "out", enlarged(), CONFIG, "scratch")
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from ...notebooks import progress
 from ...running.context import one_run
 from ...running.errors import UnknownSize
+from ...running.program import Program
 from ...running.subject import Subject
+from ...running.tolerances import PRINTED_UNITS
 from ...tracing.value import reduced
 from ...validation import dtype_name
 from .findings import findings
@@ -116,8 +118,12 @@ def diff_by_value(
     if not files:
         given = tokens_of_both(pair, both, given)
     one, other = pair
+    printed: list[str] = []
     if isinstance(other, Subject) and other.in_arrays:
-        other = scores_of(other, given)
+        program, other = other.builder.given, scores_of(other, given)
+        if isinstance(program, Program):
+            tolerance = max(tolerance, PRINTED_UNITS * program.share)
+            printed = program.notes
 
     def compare(dtype: torch.dtype | None) -> ValueDiff:
         ran = _run(one, other, given, dtype, vocab_size or 0)
@@ -126,6 +132,7 @@ def diff_by_value(
     with progress() as line:
         line.set_description_str(f"comparing {both[0]} with {both[1]}")
         found = compare(dtype)
+    found = replace(found, notes=[*found.notes, *printed])
     if isinstance(other, Recording) and not found.same and dtype is None:
         hints = [*_hints_at_dtype(compare, other)]
         found = replace(found, notes=[*found.notes, *hints])

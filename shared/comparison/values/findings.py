@@ -6,7 +6,6 @@ from operator import itemgetter
 
 import torch
 
-from ...running.model.calling import IN_ARRAYS
 from ...running.tolerances import (
     FINE_UNIT,
     FLOORS_IN_DOUBT,
@@ -145,7 +144,8 @@ def _notes(
             own = dtype_name(side.dtype)
             yield f"{name} does not run in float64: both ran in {own}"
         if isinstance(right, Recording) and side.only_scores:
-            yield f"{name} is {IN_ARRAYS}, and its scores alone are compared"
+            only = "and its scores alone are compared"
+            yield f"{name} is {side.written}, {only}"
     if not isinstance(right, Recording):
         return
     if isinstance(left, Recording) and not left.only_scores:

@@ -24,6 +24,7 @@ from ...files import replace_file
 from ...running.context import isolated, one_run
 from ...running.errors import ModelRaised
 from ...running.places import Place
+from ...running.program import Program
 from ...running.subject import Subject
 from ...running.tolerances import (
     NORMALISED_NATS,
@@ -38,6 +39,8 @@ from .rows import Row
 from .side import Side
 
 TOKENS = "tokens"
+ENGINES = ("token_ids", "hidden_states")  # names in an engine's file
+NO_DUMP = "a program that dumps no arrays"
 TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 WALKED = 2**16  # objects that are looked at for a function's weights
@@ -65,6 +68,7 @@ class Recording(Side):
     ):
         self.path, self.name = path, str(path)
         arrays = read_arrays(path) if arrays is None else arrays
+        arrays = _by_layers(arrays)
         self.named_scores = scores if scores in arrays else None
         self.named = {scores} & arrays.keys()  # of the words given
         for name in [*arrays]:
@@ -350,10 +354,32 @@ def scores_of(
         raise ValueError(f"{name}: {error}") from error.__cause__
     if _kinds_of(variant.model) == {"float32"}:
         scores = scores.float()  # NumPy's float64 of float32 weights
-    arrays = {TOKENS: tokens, f"scores of {name}": scores}
+    arrays = {TOKENS: tokens}
+    if isinstance(variant.model, Program) and variant.model.dumps:
+        arrays |= _written_by(variant.model, tokens, scores)
+    arrays[f"scores of {name}"] = scores
     side = Recording(Path(name), arrays)
+    if isinstance(variant.model, Program):
+        side.written = NO_DUMP
     side.lay_out(None, subject.vocab_size)
     return side
+
+
+def _written_by(
+    program: Program, tokens: Int[Tensor, "batch time"], scores: Tensor
+) -> dict[str, Tensor]:
+    """Return the arrays that a program dumps, without its scores."""
+    rows = [program.dump(row) for row in tokens]
+    arrays = {
+        name: torch.stack([torch.from_numpy(row[name]) for row in rows])
+        for name in rows[0]
+    }
+    known = scores.flatten()
+    return {
+        name: array
+        for name, array in arrays.items()
+        if not array.flatten().equal(known)
+    }
 
 
 def _kinds_of(function: object) -> set[str]:
@@ -398,6 +424,28 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     if all(re.match(r"\d", name) for name in arrays if name != TOKENS):
         names.sort()
     return {name: arrays[name] for name in names}
+
+
+def _by_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the arrays of an engine's file of hidden states, one a layer.
+
+    It has token_ids, and hidden_states (tokens, layers, width): the layers
+    that the engine was asked for, in their order.
+    """
+    ids, states = (arrays.get(name) for name in ENGINES)
+    if ids is None or states is None or TOKENS in arrays:
+        return arrays
+    ids = ids.flatten()
+    if states.ndim != 3 or len(states) != len(ids):
+        raise ValueError(
+            f"hidden_states of shape {tuple(states.shape)} with "
+            f"{len(ids)} token_ids: (tokens, layers, width) is expected"
+        )
+    found = {TOKENS: ids.unsqueeze(0)}
+    for i in range(states.size(1)):
+        found[f"hidden_states {i}"] = states[:, i].unsqueeze(0).contiguous()
+    others = {n: a for n, a in arrays.items() if n not in ENGINES}
+    return found | others
 
 
 @one_run

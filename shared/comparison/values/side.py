@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...running.context import isolated, one_run
 from ...running.errors import ModelRaised
+from ...running.model.calling import IN_ARRAYS
 from ...running.operations import below_autograd, operations_through
 from ...running.places import code_of
 from ...running.ranks import local, local_gradient
@@ -49,6 +50,7 @@ class Side:
     kept: dict[int, Tensor] | None = None  # by events
     scored = True  # whether scores are among the values
     top: Tensor | None = None  # of a file: ids of the likeliest tokens
+    written = IN_ARRAYS  # how, where only scores are known
     single = False  # whether it should run in float64, and does not
     reduce: Reduce | None = None
     # marks to know each weight by, and its unit of rounding; where a run

@@ -35,7 +35,7 @@ MANY = (2, 3, 8, 16, 33)
 DRAWS = "in train mode random draws depend on the tokens"
 
 
-@check(share=1)
+@check(share=1, needs="rows")
 def check_batch_independence(subject: Subject) -> str:
     """A row's scores depend on no other row, nor their number or order.
 

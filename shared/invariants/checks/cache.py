@@ -5,6 +5,7 @@ import torch
 from ...running.decoding import Decoder
 from ...running.errors import SkipCheck
 from ...running.model.sizes import WINDOW, all_declared
+from ...running.program import Program
 from ...running.tokens import SHORT
 from ...tracing.pieces import CacheComparison, compare_generate
 from ..check import Subject, check
@@ -33,6 +34,9 @@ def check_cache(subject: Subject) -> str:
     subject.require_no_look_ahead()
     if getattr(subject.builder.build(), "can_cache_kv", True) is False:
         raise SkipCheck("the model says can_cache_kv=False")
+    program = subject.builder.given
+    if isinstance(program, Program) and not program.has_cache:
+        raise SkipCheck("the program's first line does not say cache")
     decoder = Decoder(subject)
     if decoder.convention is None:
         return compare_generate(subject, decoder.reason)

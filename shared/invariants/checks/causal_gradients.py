@@ -15,7 +15,7 @@ from ..check import SkipCheck, Subject, check
 from ..embedding import gradients_at
 
 
-@check(share=1, implied_by=("check_causality",))
+@check(share=1, implied_by=("check_causality",), needs="gradients")
 def check_causal_gradients(subject: Subject) -> str:
     """The gradient of output t by the embedding of a later token is 0.
 

@@ -54,7 +54,11 @@ UNKNOWN = (
 )
 
 
-@check(share=1, implied_by=("check_determinism", "check_causality"))
+@check(
+    share=1,
+    implied_by=("check_determinism", "check_causality"),
+    needs="arguments",
+)
 def check_documents(subject: Subject) -> str:
     """A document in a packed row has the scores that it has alone.
 

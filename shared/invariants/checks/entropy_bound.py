@@ -16,7 +16,7 @@ BATCH = 16
 PERIOD = 3
 
 
-@check(slow=True)
+@check(slow=True, needs="gradients")
 def check_entropy_bound(subject: Subject) -> str:
     """Trained on unpredictable tokens, the loss stays above their entropy.
 

@@ -46,7 +46,8 @@ def check_finite(subject: Subject) -> str:
             for seed in range(calls):
                 _try(variant, tokens[:rows], seed)
     _require_softmax(subject)
-    return f"lengths 1 to {subject.budget.reached}, eval and train mode"
+    modes = "" if subject.is_program else ", eval and train mode"
+    return f"lengths 1 to {subject.budget.reached}{modes}"
 
 
 def _require_softmax(subject: Subject) -> None:
@@ -105,6 +106,8 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:
         large = time * subject.vocab_size >= 1 << 22
         rows = 5 if time <= 16 else 1 if large else 2
         yield variant, time, rows, 1
+        if subject.is_program:
+            continue
         if grads:
             yield variant.run_as(WITH_GRADIENTS), time, rows, 1
         train = TRAIN if grads else TRAIN_WITHOUT_GRADIENTS

@@ -8,7 +8,7 @@ from ...running.variant import own
 from ..check import SkipCheck, Subject, check
 
 
-@check()
+@check(needs="fresh weights")
 def check_initial_loss(subject: Subject) -> str:
     """A fresh model's loss is within 1.5 nats of ln(vocab).
 

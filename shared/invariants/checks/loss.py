@@ -35,7 +35,7 @@ LONGEST = 33  # tokens of a text
 IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
 
 
-@check()
+@check(needs="targets")
 def check_loss(subject: Subject) -> str:
     """The loss is the mean cross-entropy of the model's own scores.
 

@@ -23,7 +23,7 @@ RANDOM = "the random state of "
 ABSENT = "absent"
 
 
-@check()
+@check(needs="modes and no buffers")
 def check_purity(subject: Subject) -> str:
     """A forward changes nothing outside itself.
 

@@ -42,7 +42,8 @@ def check_shape(subject: Subject) -> str:
             scores = variant.run_as(case).scores(tokens, strict=True)
             if not scores.is_floating_point():
                 raise AssertionError(f"scores have dtype {scores.dtype}")
-    inputs = _require_inputs(variant)
+    line_by_line = "a text in each line"
+    inputs = line_by_line if subject.is_program else _require_inputs(variant)
     if (width := subject.reader.width) > subject.vocab_size:
         inputs += (
             f"; of {width} scores the first {subject.vocab_size} are read"

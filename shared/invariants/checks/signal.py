@@ -25,7 +25,7 @@ KEEPING = (  # of a tensor's numbers, in another shape or dtype
 )
 
 
-@check(implied_by=("check_context_use",))
+@check(implied_by=("check_context_use",), needs="modules")
 def check_signal(subject: Subject) -> str:
     """Each part moves with its input, and no fresh attention has decided.
 

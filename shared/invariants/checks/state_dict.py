@@ -16,7 +16,7 @@ from ..check import Subject, check
 FORWARDS = 3  # in train mode, before the last reload
 
 
-@check()
+@check(needs="weights")
 def check_state_dict(subject: Subject) -> str:
     """A reloaded copy computes the same function.
 

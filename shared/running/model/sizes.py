@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import OtherVocabulary, UnknownSize, UnusableModel
 from ..places import lines_of_code
+from ..program import Program
 
 VOCABULARY = (
     *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
@@ -229,6 +230,8 @@ def numbers_in_code(model: object) -> list[int]:
     They stand in its functions, in those of the same file that these call,
     in the file's names, and in the attributes of its modules.
     """
+    if isinstance(model, Program):
+        return []  # its code is not Python's
     modules = model.modules() if isinstance(model, nn.Module) else [model]
     found: list[object] = []
     seen: set[int] = set()

@@ -40,7 +40,7 @@ WIDE = (torch.float32, torch.float64)
 UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 
 
-@check()
+@check(needs="weights")
 def check_dtype(subject: Subject) -> str:
     """.double(), .bfloat16(), .half() work; .to(device) moves everything.
 

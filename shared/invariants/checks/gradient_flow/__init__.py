@@ -33,7 +33,7 @@ STEPS = 5  # of training, until no factor behind a zero is 0
 OWN_LOSS = "of the loss"
 
 
-@check()
+@check(needs="gradients")
 def check_gradient_flow(subject: Subject) -> str:
     """Over several batches every trainable parameter gets a gradient.
 

@@ -36,7 +36,7 @@ PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
 PIECEWISE |= {"argmin", "frac", "heaviside", "bucketize", "searchsorted"}
 
 
-@check(implied_by=("check_purity",))
+@check(implied_by=("check_purity",), needs="gradients")
 def check_gradients(subject: Subject) -> str:
     """The gradient belongs to the function that the forward computes.
 
