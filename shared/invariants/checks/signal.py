@@ -61,7 +61,8 @@ def check_signal(subject: Subject) -> str:
         if times >= 1 and width > 1:
             unscaled = f"; {scale} where 1/sqrt({width}) is usual"
     count = len(choices.found)
-    return f"every part moves; {count} parts choose positions{unscaled}"
+    chosen = "1 part chooses" if count == 1 else f"{count} parts choose"
+    return f"every part moves; {chosen} positions{unscaled}"
 
 
 def _require_parts_that_move(variant: Variant) -> None:
