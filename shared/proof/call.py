@@ -146,7 +146,7 @@ class Call:
     def not_consulted(self) -> int:
         """Return the largest code of arguments that the rule passed over.
 
-        What an operation overwrites as a whole is none of them.
+        A tensor that an operation overwrites as a whole is not one of them.
         """
         left = self._codes.keys() - self._consulted
         if self.name in OVERWRITTEN:
@@ -237,7 +237,7 @@ class Call:
         return low | where_known(codes, values.abs() >= -STRONG)
 
     def infinite(self, name: str) -> Tensor:
-        """Where an argument is minus infinity, whatever the tokens."""
+        """Where an argument is minus infinity for all tokens."""
         codes, values = self.codes(name), self.value(name)
         if not values.is_floating_point():
             return torch.zeros_like(codes, dtype=torch.bool)

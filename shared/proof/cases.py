@@ -25,7 +25,7 @@ from .runs import Runs, Text
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """What the runs of a case have shown.
+    """The result of following a case.
 
     Attributes:
         case: how the model ran.
@@ -34,8 +34,8 @@ class CaseVerdict:
         open: what keeps the proof open, a sentence each; (): it is proved.
         at: the length at which it is open, if it is about one.
         culprit, way, in_chunks: as an Explained has them.
-        cut: whether there was no time for some length.
-        uncontrolled: whether there was no time for the control of the rules.
+        cut: whether the time ended before some length.
+        uncontrolled: whether the time ended before the control of the rules.
         raised: what the model raised at a length, or "".
     """
 

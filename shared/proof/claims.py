@@ -1,4 +1,4 @@
-"""What is proved of a model: of positions, rows and documents."""
+"""The proofs of a model: about positions, rows and documents."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -50,7 +50,7 @@ def prove_positions(
     cases = [*followed_cases(subject)]
     if subject.sees is not None:
         runs = replace(runs, chains=Chains(subject.sees))
-    elif TRAIN_TARGETS in subject.unanswered:  # a loss may come back alone
+    elif TRAIN_TARGETS in subject.unanswered:  # only a loss may come back
         cases += [LOSSES, *losses_with_arguments(subject)]
         runs = replace(runs, loss_order=_order_of_targets(subject))
     proof, by_targets = prove(runs, MAIN, cases), cases_of(CAUSALITY, subject)

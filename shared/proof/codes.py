@@ -1,6 +1,6 @@
 """The codes of numbers: which tokens each can depend on, and where they lie.
 
-A number is KNOWN (computed from buffers and literals alone, so that its value
+A number is KNOWN (computed only from buffers and literals, so that its value
 is at hand), FREE (from parameters or random numbers, so that it can have any
 value), or depends on tokens up to a position: the code is that position. The
 largest operand's code is the result's, as KNOWN < FREE < 0. A number that a

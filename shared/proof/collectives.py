@@ -2,7 +2,7 @@
 
 Each rank holds the codes of its own numbers, so the ranks send each other
 codes as they send numbers: int32, which gloo and NCCL both take. A reduction
-takes the latest of all ranks, whatever it computes.
+takes the latest of all ranks.
 """
 
 from contextlib import suppress
@@ -90,7 +90,7 @@ def _as_codes(
 ) -> list[Any]:
     """Return arguments with codes instead of tensors, laid out as these.
 
-    Of a reduction first those that are as plain as can be, then where a
+    A reduction has two: first plain codes, then where a
     number is as good as minus infinity, or may be.
     """
 

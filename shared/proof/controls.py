@@ -31,7 +31,7 @@ Steps = dict[tuple[Order, int], Recorded | None]
 
 @dataclass(frozen=True)
 class Known:
-    """What the runs of a proof have shown so far; later ones go on from it.
+    """The results of the runs so far; later runs go on from them.
 
     Attributes:
         notes: what the proof rests on.
@@ -85,7 +85,7 @@ def moves_unfollowed(
 ) -> Open | None:
     """Return what is open if later tokens move a score in a plain run.
 
-    Numbers may be written where no mode sees it, at one length alone.
+    Numbers may be written where no mode sees it, at a single length.
     """
     run, subject = runs.of(case), runs.subject
     for order in runs.orders_of(case, text.tokens):

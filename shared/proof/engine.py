@@ -56,7 +56,7 @@ class Followed:
     def unfollowed(
         self, tokens: Tokens, targets: Tokens | None
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores of a run that nobody follows."""
+        """Return the scores of a plain run."""
         self.reset()
         return self(tokens, targets)
 
@@ -81,7 +81,7 @@ class Followed:
     def __call__(
         self, tokens: Tokens, targets: Tokens | None
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores; where the loss is followed, it in their place."""
+        """Return the scores, or the loss where that is followed."""
         seed = self.variant.case.seed or self.variant.subject.seed
         if self.variant.case.losses:
             answer = self.variant.answer(tokens, seed=seed, targets=targets)
@@ -145,7 +145,7 @@ FALLING_ROWS = Order("rows", lambda b, t: _rows(b, t).flip(0))
 
 @dataclass
 class Found:
-    """What a run showed.
+    """The result of a run.
 
     Attributes:
         reached: the largest code that a position's scores can depend on.
@@ -187,7 +187,7 @@ def follow(
     Args:
         run: the model, from tokens and targets to scores.
         tokens: that it is given.
-        targets: likewise, if it takes some.
+        targets: that it is given, if it takes some.
         order: of the tokens.
         routing: whether integers that a token's own numbers choose are
             taken as known.
@@ -335,7 +335,7 @@ def control(
     steps: Recorded | None = None,
     special: Sequence[int] = (),
 ) -> Control:
-    """Change a position or a row; return a wrong rule, and where paths part.
+    """Change a position or a row; return a wrong rule, and where paths differ.
 
     In a long text all from some positions on are changed together. The
     arguments are those of `follow`, the number of ids, and the steps of that

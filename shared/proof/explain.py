@@ -1,4 +1,4 @@
-"""What keeps a proof open, in words, and the line that is to blame."""
+"""Say in words why a proof is open, and find the line that causes it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ FOLLOWED = 130  # tokens of the longest text in which a way is followed
 
 @dataclass(frozen=True)
 class Explained:
-    """What is open in a case.
+    """The reasons why a case is open.
 
     Attributes:
         open: a sentence for each thing.
@@ -91,7 +91,7 @@ def _loss_depends(found: Found, how: str) -> Iterator[Open]:
         text = "the scores of a target depend on it, or on a later one"
         yield Open(f"{place}: {text} ({how})", place)
     if not found.notes.compared:
-        text = "the loss depends on tokens beside its cross-entropies"
+        text = "the loss depends on tokens other than by its cross-entropies"
         yield Open(f"{text} ({how})")
 
 

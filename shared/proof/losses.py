@@ -1,4 +1,4 @@
-"""A loss that comes back alone, followed to what it compares.
+"""A model that returns only a loss is followed to what that compares.
 
 A cross-entropy compares the scores of a position with its target. Where no row
 of scores depends on its target, nor on a token as late, the loss teaches

@@ -1,4 +1,4 @@
-"""What a proof says: for which runs, on what it rests, what is open."""
+"""A proof: the runs that it covers, its assumptions, what is open."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ DRAWN = {
     TORCHS_SEED: "branches on torch's seed",
 }
 MAIN = ("in eval mode", "in train mode")
-# What a reader needs to know of the other ways that were followed.
+# The other ways that were followed, as a reader needs to know them.
 ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
     (lambda c: c.rows > 1, "with two rows"),
     (lambda c: c.visible is not None and not c.given, "with attention masks"),
@@ -85,7 +85,7 @@ def leaves_torch(place: Place, name: str = "") -> Open:
 
 @dataclass
 class Proof:
-    """What was proved, and on what it rests.
+    """A proof: what it covers, and what it rests on.
 
     Attributes:
         holds: whether no token reaches a score that it must not reach, on
@@ -98,12 +98,12 @@ class Proof:
         culprit: the line that should have stopped such a token, if known.
         way: it between the lines before and after, in words.
         in_chunks: whether it shows in chunks of a padded text, where two
-            texts show a line behind it alone.
+            texts show only a line after it.
         at: the way of running and the length that are open.
         conditions: what a text may break, a sentence each.
         order: "positions" or "rows".
         sees: the name of the declaration of who may see whom; "": causal.
-        left_out: ways of running for which there was no time.
+        left_out: ways of running that the time did not allow.
         given: arguments that were given, in words.
         never_given: those that no way of running gives.
         declared: those that the user says are never given.
@@ -157,7 +157,7 @@ class Proof:
 
     @property
     def partial(self) -> bool:
-        """Whether there was no time for some way of running."""
+        """Whether the time did not allow some way of running."""
         return bool(self.left_out)
 
     @property

@@ -1,4 +1,4 @@
-"""What each operation does to codes, by families; and fused kernels' formulas.
+"""Rules for the codes of operations, by families; formulas of fused kernels.
 
 An operation without a rule here is taken apart as torch's own table says, or
 depends on everything that it is given.
@@ -81,7 +81,7 @@ def total(call: Call) -> Tensor:
 
 @rule("maximum fmax clamp clamp_min nan_to_num", placed=True)
 def at_least(call: Call) -> Tensor:
-    """What is hidden stays hidden unless it is raised."""
+    """Hidden numbers stay hidden unless they are raised."""
     codes = united(*(call.plain(name) for name in call.tensors))
     if not call.out.is_floating_point():
         return codes
@@ -161,7 +161,7 @@ def choice(call: Call) -> Tensor:
 
 @rule("exp exp2 sigmoid relu softplus", placed=True)
 def vanishing(call: Call) -> Tensor:
-    """What is hidden becomes a 0, which is known."""
+    """Hidden numbers become a 0, which is known."""
     codes = call.codes("self")
     hidden = is_hidden(codes)
     if not bool(hidden.any()):
@@ -189,7 +189,7 @@ def dropout(call: Call) -> Tensor:
 def same(call: Call) -> Tensor:
     """Keep the codes, and what is hidden hidden.
 
-    A wider dtype does not show that a number was the lowest of its own.
+    A wider dtype does not show that a number was the lowest of a narrow one.
     """
     codes, given = call.codes("self"), call["self"]
     if call.name != "_to_copy" or not (
@@ -587,7 +587,7 @@ def none_above(
 
 @rule("cumsum cumprod cummax cummin logcumsumexp _cummax_helper _logcumsumexp")
 def running(call: Call) -> Tensor:
-    """Depend on what stands before along the axis."""
+    """Depend on all earlier numbers along the axis."""
     x, axis = call["self"], call["dim"]
     return scan(call.plain("self"), axis, x.size(axis) if x.dim() else 0)
 
@@ -682,7 +682,7 @@ def distances(call: Call) -> Tensor:
 
 @rule("_softmax _safe_softmax _log_softmax", placed=True)
 def softmax(call: Call) -> Tensor:
-    """What is hidden gets a known 0; the rest depends on the rest."""
+    """Hidden numbers get a known 0; the rest depends on the rest."""
     codes, axis = call.codes("self"), call["dim"]
     if call["self"].dim() == 0:
         return plain(codes)
@@ -723,7 +723,7 @@ def normed(call: Call) -> list[Tensor]:
 
 @rule("mkldnn_rnn_layer _cudnn_rnn miopen_rnn")
 def recurrent(call: Call) -> Tensor | list[Tensor]:
-    """Depend on what stands before in time, and the first state."""
+    """Depend on all earlier numbers in time, and the first state."""
     others = [call.plain(n).amax() for n in call.tensors if n != "input"]
     codes = united(over(call.plain("input"), -1), *others)
     if call.get("bidirectional"):

@@ -20,7 +20,7 @@ Kind = tuple[torch.dtype | None, bool]  # of a copy: its dtype, whether frozen
 
 @dataclass(frozen=True)
 class Text:
-    """What a call gets: tokens, and targets if they are given."""
+    """The input of a call: tokens, and targets if they are given."""
 
     tokens: Tokens
     targets: Tokens | None

@@ -73,7 +73,7 @@ class Step:
 
 @dataclass
 class Notes:
-    """What a run rests on, and what it did not understand.
+    """The grounds of a run, and the operations it did not understand.
 
     Each by its place: what Python code read of the tokens, which of these
     numbers left torch, which finite masks count as minus infinity, which do
@@ -100,16 +100,16 @@ class Notes:
 
 # --- The mode ----------------------------------------------------------------
 
-# These read sizes, behind the first argument, which no tag says.
+# These read sizes from later arguments, which no tag says.
 BY_SIZES = ("tensor_split", "_pack_padded_sequence", "_pad_packed_sequence")
-# maximum and minimum, which have rules of their own
+# maximum and minimum, which have other rules
 OF_TWO = (torch.ops.aten.max.other, torch.ops.aten.min.other)
 
 
 def _read_by(func, name, args, tensors):
     """Return the tensors whose numbers choose a shape or a path.
 
-    Of an index these are the masks.
+    For an index these are the masks.
     """
     if name in ("index", "_unsafe_index"):
         return [t for t in tensors_in(args[1:]) if t.dtype in MASKS]
@@ -151,7 +151,7 @@ class Shadows(Operations):
     Args:
         parameters: tensors that can have any value, but for parameters of
             booleans and whole numbers.
-        free: tensors that can, whatever they hold.
+        free: tensors that can.
         routing: whether integers that sort a token's own choices are taken
             as known.
         tape: called with each step; None: steps are not kept. One with
@@ -271,7 +271,7 @@ class Shadows(Operations):
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         for out in tensors_in([kwargs["out"]]) if "out" in kwargs else ():
             if self.storages.is_new(out):
-                self.mark(out, LONGEST)  # it holds whatever it held
+                self.mark(out, LONGEST)  # it holds what it held
         if self.blind:
             return self._watch(func, name, args, kwargs)
         return self._carry(func, name, args, kwargs)
@@ -285,7 +285,7 @@ class Shadows(Operations):
         return result
 
     def _meet(self, args):
-        """Return tensors in arguments, all of which are seen now."""
+        """Return tensors in arguments; they are all seen now."""
         tensors = tensors_in(args)
         for tensor in tensors:
             if self.storages.is_new(tensor):
@@ -293,7 +293,7 @@ class Shadows(Operations):
         return tensors
 
     def _watch(self, func, name, args, kwargs):
-        """Give the results to the tape, which reads their numbers alone."""
+        """Give the results to the tape, which only reads their numbers."""
         tensors = self._meet((*args, *kwargs.values()))
         result = func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:

@@ -25,7 +25,7 @@ TORCHS_SEED = "torch's seed"
 UNSEEDED = SYSTEM, CLOCK  # no seed of a call repeats or changes them
 DRAWS = "random", "getrandbits"
 STATES = "get_state", "set_state", "seed"
-# Raised whatever the numbers are.
+# Raised for any numbers.
 HARMLESS = {"ImportError", "ModuleNotFoundError", "AttributeError"}
 HARMLESS |= {"NameError", "KeyError", "TypeError", "NotImplementedError"}
 HARMLESS |= {"StopIteration", "AssertionError"}

@@ -46,7 +46,7 @@ TWICE = 2  # times that each call of a round is made; of a heavy model once
 
 @dataclass(frozen=True)
 class States:
-    """What calls change.
+    """The changes that calls make.
 
     Attributes:
         moving: tensors that can have any value after some calls, by name.
@@ -241,7 +241,7 @@ def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
     """Return what a checkpoint sets and nothing trains, by the last name.
 
     Buffers that are saved, and parameters of booleans and whole numbers.
-    Those of layers that are alike have one name.
+    Buffers of layers that are alike have one name.
     """
     found: dict[str, list[tuple[str, Tensor]]] = {}
     if not isinstance(model, nn.Module):

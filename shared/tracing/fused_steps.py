@@ -1,6 +1,6 @@
-"""What happens inside torch's fused operations, by the formula.
+"""The steps inside torch's fused operations, by the formula.
 
-A fused kernel gives its result alone. Written out, its steps can be paired
+A fused kernel gives only its result. Written out, its steps can be paired
 with the lines of a model that takes them one by one.
 """
 

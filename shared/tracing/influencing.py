@@ -40,8 +40,8 @@ def influence(
 ) -> Float[Tensor, "time time"]:
     """Return how far each input position moves each output position.
 
-    Entry [i, j] is the largest change of the scores of position i when token
-    j alone is replaced: in float64 where the model can, in eval mode. For a
+    Entry [i, j] is the largest change of the scores of position i when only
+    token j is replaced: in float64 where the model can, in eval mode. For a
     causal model everything above the diagonal is 0.
 
     Args:

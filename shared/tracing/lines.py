@@ -76,7 +76,7 @@ def first_in_last_piece(
 ) -> Line | None:
     """Return the first line of a piece that differs from the full pass.
 
-    That is a line of decoding alone where the value comes from it as it is,
+    It is a line that only decoding runs where the value comes from it as is,
     or where it drops positions that the full pass has.
 
     Args:
@@ -242,7 +242,7 @@ class _Lines:
         if is_collective(func):
             finished(func, args, answer)
         if name in UNSET:
-            return answer  # whatever the memory held
+            return answer  # what the memory held
         for value in filter(is_value, tensors_in((answer,))):
             place, _ = find_call(
                 name, self.layers, self.names, code_of(_first_line)

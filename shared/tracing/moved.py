@@ -53,8 +53,8 @@ def influence_of(
 ) -> Float[Tensor, "time time"]:
     """Return how far each token of a text moves each output position.
 
-    Entry [i, j] is the largest change of the scores of position i when token
-    j alone is replaced.
+    Entry [i, j] is the largest change of the scores of position i when only
+    token j is replaced.
 
     Args:
         variant: the model, as it is called.

@@ -24,7 +24,7 @@ from .fused_steps import FUSED_STEPS, REPEATED
 from .lines import is_value
 from .value import Value, digest, real
 
-# What multiplies queries, keys, weights and values of many heads.
+# Operations that multiply queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 PARTS = ("alias", "select", "slice")  # read a part, be it the whole
 NOT_YET = (*UNSET, "recv_")  # return memory before its numbers are written
@@ -42,7 +42,7 @@ class Recorder:
     model: object  # whose modules' names say the layer
     tokens: Tensor  # the ids of the run
     run: CodeType | None  # runs the model: no line is above this function
-    by_heads: bool  # whether heads are values of their own as well
+    by_heads: bool  # whether heads are values as well
     # returns what is kept of a value; None keeps all of it
     reduce: Callable[[Tensor], Tensor] | None
     # None in a first run, in which digests are kept; else what is done with

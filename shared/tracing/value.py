@@ -15,7 +15,7 @@ from ..running.tolerances import MARKS_SHARE
 
 HEAD = re.compile(r"(, )?head \d+$")  # ends the name of a step of one head
 MARKS = 33  # order statistics that are kept of a value
-MASKED = -1e30  # scores below are masked, whatever stands for -inf
+MASKED = -1e30  # scores below are masked
 SHARE_IN_LAYERS = 0.6  # of a model's values are in its layers
 FEWEST_DIFFERENT_NUMBERS = 4  # of a value that is not taken for another
 NAMES = "mean, deviation, least, most and norm"
@@ -23,7 +23,7 @@ NAMES = "mean, deviation, least, most and norm"
 
 @dataclass(frozen=True)
 class Digest:
-    """What is kept of a value after the first run.
+    """A value as it is kept after the first run.
 
     Where two values differ by at most d everywhere, in any order, their
     marks do as well.
@@ -36,7 +36,7 @@ class Digest:
     trivial: bool  # whether the value is too plain to be recognised by
 
     def is_copy(self, of: "Digest") -> bool:
-        """Whether the same numbers are there, in any order."""
+        """Whether both have the same numbers, in any order."""
         alike = math.isclose(self.size, of.size, rel_tol=1e-12)
         return alike and self.distance(of) == 0
 
@@ -80,7 +80,7 @@ class Value:
 
     @property
     def call(self) -> object:
-        """What the values of one call of one function have in common."""
+        """The facts that the values of one call of a function share."""
         place = self.place
         return place.path, place.function, place.layer, self.stack[1:]
 
@@ -123,7 +123,7 @@ def number_layers(values: Sequence[Value]) -> Sequence[Value]:
 
     A line that is reached once a layer, or several times in each, belongs
     to them in turn. Where modules say which layer runs, it must stand
-    behind each, or before each. Where none do, most of a model is in its
+    after each, or before each. Where none do, most of a model is in its
     layers: what else is repeated are its heads, or queries, keys and values.
     """
     groups: dict[object, list[int]] = {}

@@ -1019,7 +1019,7 @@ def test_a_leak_at_one_length_is_found_by_the_number_in_the_code(method):
         (LabelsInScores, "scores of a target depend on it"),
         (MaskedWithoutLabels, "scores of a target depend on it"),
         (SortedLabels, "scores of a target depend on it"),
-        (MeanOfScoresAdded, "depends on tokens beside its cross-entropies"),
+        (MeanOfScoresAdded, "other than by its cross-entropies"),
     ],
 )
 def test_a_loss_that_comes_alone_is_followed(kind, open_):
