@@ -53,7 +53,8 @@ HEAVY_SIZE = 2.0  # the same of a large model, the only one
 HALF_BITS = 16  # no matrix is scaled in a dtype of so few
 SIZES = (1.5, 30.0, 300.0)  # that products of matrices are scaled up to
 SECONDS_FOR_LENGTHS = 1.0  # no longer text begins after these
-LEAST_SECONDS = 0.2  # that longer texts may take after a short comparison
+LEAST_SECONDS = 0.1  # that longer texts may take after a short comparison
+SHARE_FOR_LENGTHS = 0.5  # of the first comparison's time
 ALWAYS_TOKENS = 256  # a text up to this length is compared in any case
 SHARE_OF_HEAVY = 0.4  # of the first comparison's time, for a large model
 COARSE_BOUNDS = 16  # times the bound, where less than float64 rounds inside
@@ -273,7 +274,8 @@ def _lengths(run: Run, scope: Scope) -> Stage:
     text = draw(vocab, 1, longest, _generator())
     cost, before = run.seconds_of_a_token * SHORT_TOKENS, SHORT_TOKENS
     started = perf_counter()
-    most = min(max(run.seconds, LEAST_SECONDS), SECONDS_FOR_LENGTHS)
+    most = max(SHARE_FOR_LENGTHS * run.seconds, LEAST_SECONDS)
+    most = min(most, SECONDS_FOR_LENGTHS)
     for time in _planned_lengths(run, longest):
         trial = Trial(Kind.LENGTH, text[:, :time])
         begun = perf_counter()
