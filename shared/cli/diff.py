@@ -35,7 +35,7 @@ NARROWEST = 40
 OF_MODELS = {"--text", "--tokens", "--vocab-size", "--json"}
 OF_ONE_PROCESS = {
     "--layer", "--all", "--position", "--html", "--tolerance", "--ignore",
-    "--table", "--cache", "--scores",
+    "--table", "--cache", "--scores", "--quick",
 }  # fmt: skip
 OF_TWO = OF_ONE_PROCESS - {"--cache", "--scores"} | {"--gradients", "--dtype"}
 
@@ -151,6 +151,15 @@ def diff(
             "layer.",
         ),
     ] = None,
+    quick: Annotated[
+        bool,
+        Option(
+            "--quick",
+            help="For two models: compare the first text only. Default: also "
+            "the scores of longer texts, special ids and rows, with redrawn "
+            "zeros and ones, and in train mode.",
+        ),
+    ] = False,
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None,
@@ -163,7 +172,8 @@ def diff(
 ) -> None:
     """Show two implementations side by side.
 
-    Two models end with status 0 if they are one function on these tokens,
+    Two models end with status 0 if they are one function in all that is
+    compared (the last line says at what; --quick: on these tokens only),
     with 1 if they part, and the last line says where; so does one model with
     --cache. In a terminal a long
     source goes through a pager ($PAGER, or less).
@@ -229,6 +239,7 @@ def diff(
         ignore=ignore or (),
         scores=scores,
         table=table and read_table(table),
+        quick=quick,
     )
     if layer is not None and layer not in found.layers:
         raise ValueError(

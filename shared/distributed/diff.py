@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..comparison.values.diff import run_beside, subjects_of
+from ..comparison.values.diff import subjects_of
 from ..comparison.values.given import (
     SEED,
     Model,
@@ -20,6 +20,7 @@ from ..comparison.values.given import (
     size_of,
     tokens_of_both,
 )
+from ..comparison.values.pair import run_beside
 from ..comparison.values.recording import Recording
 from ..comparison.values.side import Side, run_in_one_dtype
 from ..running.context import one_run

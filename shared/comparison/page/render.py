@@ -121,7 +121,7 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
     used = pair.tokens[:, :WALK_TOKENS].cpu()
 
     def walk_on(ids: torch.Tensor) -> dict[str, Any] | None:
-        found = diff_by_value(left, right, ids, names=pair.names)
+        found = diff_by_value(left, right, ids, names=pair.names, quick=True)
         return None if found.shares_nothing else make_walk(found, text_of)
 
     def ids_of(text: str) -> list[int]:

@@ -114,7 +114,7 @@ def concept_sections(
     # the lines of both styles that compute the same
     state = enlarged_random_weights(styles[1], TINY, 0)
     ours, theirs = (style.from_gpt2(state, TINY) for style in styles)
-    values = diff_by_value(ours, theirs).pairs
+    values = diff_by_value(ours, theirs, quick=True).pairs
     for concept, pairs in pair_sources(*styles).items():
         terms: list[dict[str, list[str]]] = [
             {

@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,20 +21,21 @@ from ...running.subject import Subject
 from ...running.tolerances import PRINTED_UNITS
 from ...tracing.value import reduced
 from ...validation import dtype_name
-from .findings import findings
 from .given import (
     Model,
     as_tokens,
-    fitting,
     require_rows_first,
     size_of,
     subject_of,
     tokens_of_both,
 )
-from .recording import Recording, scores_of
-from .side import Side, run_in_one_dtype, unit_of
+from .pair import Pair
+from .pair import run_beside as run_beside  # part of this module's names
+from .recording import Recording
+from .side import unit_of
 from .value_diff import ValueDiff
 from .weights import WeightMatch, first_difference, match_weights
+from .widening import widen
 
 
 @one_run
@@ -50,6 +52,7 @@ def diff_by_value(
     ignore: Sequence[str] = (),
     scores: str | None = None,
     table: Mapping[str, str] | None = None,
+    quick: bool = False,
 ) -> ValueDiff:
     """Pair the lines of two models by the values they compute.
 
@@ -60,6 +63,11 @@ def diff_by_value(
     each: mean, deviation, least, most and norm. Next to a model it stands on
     the right, and the model runs in its dtype. A function written in arrays
     of NumPy or JAX stands there as well; its scores alone are compared.
+
+    Two models that agree on the first text are compared in more ways: scores
+    of longer texts, special ids and rows; with zeros and ones redrawn and
+    matrices scaled up on both sides; in train mode. The sentence and `scope`
+    say what was compared. A recording has one text.
 
     Args:
         left: a model, any callable from (batch, time) ids to scores, or a
@@ -82,70 +90,101 @@ def diff_by_value(
         table: names of values on the left, and on the right: of an array, of
             a module whose output is meant, or "layer 0 model.py:43 ln_1";
             "{i}" stands for the number of each layer.
+        quick: whether to compare the first text only.
 
     Raises:
         ValueError: for two vocabularies, tokens that do not fit, a model
             that raises, or a model in which no value can be recorded.
     """
-    given: Any = None if tokens is None else as_tokens(tokens)
+    started = perf_counter()
+    files, sides = _files_among((left, right), ignore, scores)
+    given = _tokens_of(tokens, files)
+    if len(files) == 2 and gradients:
+        raise ValueError("gradients of two files are not compared")
+    pair = _pair_of(sides, given, vocab_size, names, table)
+    program = _program_of(pair)
+    printed = PRINTED_UNITS * program.share if program else 0.0
+    pair = replace(pair, tolerance=max(tolerance, printed))
+    if not files:
+        given = tokens_of_both(pair.subjects, pair.names, given)
+    with progress() as line:
+        line.set_description_str("comparing {} with {}".format(*pair.names))
+        found = pair.at(given, dtype)
+        notes = program.notes if program else []
+        found = replace(found, notes=[*found.notes, *notes])
+        found, dtype = _in_doubt(found, pair, given, dtype)
+        found = _with_weights(found, gradients)
+        if not (quick or files) and found.same:
+            found = widen(found, pair, dtype, perf_counter() - started)
+    return found
+
+
+def _files_among(
+    given: Sequence[Any], ignore: Sequence[str], scores: str | None
+) -> tuple[list[Recording], list[Any]]:
+    """Return the recordings among two sides, and both sides with them.
+
+    Raises:
+        ValueError: for a name that is in no recording.
+    """
     sides: list[Any] = [
         Recording(side, None, ignore, scores)
         if isinstance(side, Path)
         else side
-        for side in (left, right)
+        for side in given
     ]
     files = [side for side in sides if isinstance(side, Recording)]
     for word in (*ignore, *filter(None, [scores])):
         if not any(word in file.named for file in files):
             raise ValueError(f"there is no array {word!r} in a recording")
     for file in files:
+        if not file.statistics and any(f.statistics for f in files):
+            file.reduce = reduced
+    return files, sides
+
+
+def _tokens_of(
+    tokens: Int[Tensor, "batch time"] | Sequence[int] | None,
+    files: Sequence[Recording],
+) -> Any:
+    """Return the ids that are given or recorded, None where none are.
+
+    Raises:
+        ValueError: for a recording of other tokens.
+    """
+    given = None if tokens is None else as_tokens(tokens)
+    for file in files:
         given = file.tokens if given is None else given
         if not given.equal(file.tokens):
             raise ValueError(f"{file.name} was recorded from other tokens")
-    for file in files:
-        if not file.statistics and any(f.statistics for f in files):
-            file.reduce = reduced
-    if len(files) == 2 and gradients:
-        raise ValueError("gradients of two files are not compared")
-    pair = subjects_of(sides, size_of(given), vocab_size)
+    return given
+
+
+def _pair_of(
+    sides: Sequence[Any],
+    given: Int[Tensor, "batch time"] | None,
+    vocab_size: int | None,
+    names: tuple[str, str] | None,
+    table: Mapping[str, str] | None,
+) -> Pair:
+    """Return two sides in the order in which they are compared."""
+    one, other = subjects_of(sides, size_of(given), vocab_size)
+    files = [side for side in sides if isinstance(side, Recording)]
     if len(files) == 2 and vocab_size is None:
         vocab_size = min(file.vocab_size or sys.maxsize for file in files)
-    both = names or (pair[0].name, pair[1].name)
+    both = names or (one.name, other.name)
     named = [*(table or {}).items()]
-    if _place(pair[0], vocab_size) > _place(pair[1], vocab_size):
-        pair, both = pair[::-1], both[::-1]
+    if _place(one, vocab_size) > _place(other, vocab_size):
+        one, other, both = other, one, both[::-1]
         named = [two[::-1] for two in named]
-    if not files:
-        given = tokens_of_both(pair, both, given)
-    one, other = pair
-    printed: list[str] = []
-    if isinstance(other, Subject) and other.in_arrays:
-        program, other = other.builder.given, scores_of(other, given)
-        if isinstance(program, Program):
-            tolerance = max(tolerance, PRINTED_UNITS * program.share)
-            printed = program.notes
+    return Pair((one, other), both, named, vocab_size=vocab_size or 0)
 
-    def compare(dtype: torch.dtype | None) -> ValueDiff:
-        ran = _run(one, other, given, dtype, vocab_size or 0)
-        return findings(both, ran, named, tolerance)
 
-    with progress() as line:
-        line.set_description_str(f"comparing {both[0]} with {both[1]}")
-        found = compare(dtype)
-    found = replace(found, notes=[*found.notes, *printed])
-    if isinstance(other, Recording) and not found.same and dtype is None:
-        hints = [*_hints_at_dtype(compare, other)]
-        found = replace(found, notes=[*found.notes, *hints])
-    coarse = dtype not in (None, torch.float64)
-    if isinstance(other, Subject) and found.same and coarse:
-        finer = compare(None)
-        if not finer.same and finer.sides[0].dtype == torch.float64:
-            kind = found.sides[0].dtype
-            hidden = f"in {dtype_name(kind)} rounding hides this"
-            notes = [*finer.notes, f"run in float64: {hidden}"]
-            found = replace(finer, notes=notes)
-    stored = isinstance(other, Recording) and bool(other.stored)
-    return _with_weights(found, gradients or stored)
+def _program_of(pair: Pair) -> Program | None:
+    """Return the right side, where it is a program of another language."""
+    right = pair.sides[1]
+    given = right.builder.given if isinstance(right, Subject) else None
+    return given if isinstance(given, Program) else None
 
 
 def _place(side: Subject | Recording, vocab_size: int | None) -> int:
@@ -155,30 +194,37 @@ def _place(side: Subject | Recording, vocab_size: int | None) -> int:
     return 2 + (side.vocab_size != vocab_size)
 
 
-def _run(
-    one: Subject | Recording,
-    other: Subject | Recording,
+def _in_doubt(
+    found: ValueDiff,
+    pair: Pair,
     tokens: Int[Tensor, "batch time"],
     dtype: torch.dtype | None,
-    vocab_size: int,
-) -> tuple[Side, Side]:
-    """Run two sides in one dtype, None for float64 or a recording's."""
-    if isinstance(other, Subject):
-        assert isinstance(one, Subject)
-        models = Side.run(one, tokens, dtype), Side.run(other, tokens, dtype)
-        run_in_one_dtype(models)
-        return models
-    other = copy(other)
-    if isinstance(one, Subject):
-        return run_beside(one, other, dtype)
-    one.lay_out(None, vocab_size)
-    other.lay_out(one, vocab_size)
-    return one, other
+) -> tuple[ValueDiff, torch.dtype | None]:
+    """Add what another dtype says where it may decide, and return it."""
+    other = found.sides[1]
+    if isinstance(other, Recording):
+        if not found.same and dtype is None:
+            compare = partial(pair.at, tokens)
+            hints = [*_hints_at_dtype(compare, other)]
+            found = replace(found, notes=[*found.notes, *hints])
+        return found, dtype
+    if found.same and dtype not in (None, torch.float64):
+        finer = pair.at(tokens)
+        if not finer.same and finer.sides[0].dtype == torch.float64:
+            kind = found.sides[0].dtype
+            hidden = f"in {dtype_name(kind)} rounding hides this"
+            notes = [*finer.notes, f"run in float64: {hidden}"]
+            return replace(finer, notes=notes), None
+    return found, dtype
 
 
 def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
-    """Add which weights are whose, and the first gradient that differs."""
+    """Add which weights are whose, and the first gradient that differs.
+
+    Gradients that a recording has are compared in any case.
+    """
     left, right = found.sides
+    gradients |= isinstance(right, Recording) and bool(right.stored)
     ours, theirs = left.module(), right.module()
     for side, module in ((left, ours), (right, theirs)):
         if not found.same and module is not None:
@@ -236,27 +282,6 @@ def _hints_at_dtype(
                     f"{recording.name} was computed in it, give --dtype {name}"
                 )
                 return
-
-
-def run_beside(
-    subject: Subject,
-    recording: Recording,
-    dtype: torch.dtype | None,
-    kind: type[Side] = Side,
-) -> tuple[Side, Recording]:
-    """Run a model next to a file or scores, in the dtype of these."""
-    if recording.statistics and kind is not Side:
-        raise ValueError("statistics are compared on one process")
-    tokens = fitting(recording.tokens, subject.block_size, subject.vocab_size)
-    if dtype is None and not recording.doubled:
-        dtype = recording.dtype
-    if subject.in_arrays:
-        side: Side = scores_of(subject, tokens)
-    else:
-        reduce = reduced if recording.statistics else None
-        side = kind.run(subject, tokens, dtype, reduce)
-    recording.lay_out(side, subject.vocab_size)
-    return side, recording
 
 
 def assert_same_values(

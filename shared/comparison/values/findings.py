@@ -27,6 +27,7 @@ from .matching import (
 )
 from .recording import Recording, name_of, out_of_order
 from .rows import MOVED, Row
+from .scope import Scope
 from .side import Side, unit_of
 from .value_diff import ValueDiff
 
@@ -99,7 +100,15 @@ def findings(
         rounding=matches.rounding,
         scored=left.scored and right.scored,
         coarse=_coarse(sides, matches.apart) if same else "",
+        scope=_scope(right),
     )
+
+
+def _scope(right: Side) -> Scope:
+    """Return what one run of two sides compares."""
+    recorded = isinstance(right, Recording) and not right.of_a_function
+    rows, length = right.tokens.shape
+    return Scope(rows, length, recorded)
 
 
 def _coarse(sides: tuple[Side, Side], apart: float) -> str:

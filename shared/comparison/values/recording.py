@@ -59,6 +59,8 @@ class Recording(Side):
             holds no tokens or no arrays of numbers.
     """
 
+    of_a_function = False  # whether the scores of a function are all it has
+
     def __init__(
         self,
         path: Path,
@@ -361,6 +363,7 @@ def scores_of(
     side = Recording(Path(name), arrays)
     if isinstance(variant.model, Program):
         side.written = NO_DUMP
+    side.of_a_function = True
     side.lay_out(None, subject.vocab_size)
     return side
 

@@ -19,8 +19,10 @@ from ...running.rounding import nudge
 from ...running.subject import Subject
 from ...running.tolerances import NORMALISED_NATS
 from ...running.variant import Variant, own, precise
+from ...running.ways import TRAIN_WITHOUT_GRADIENTS
 from ...tracing.recorder import Recorder
 from ...tracing.value import FEWEST_DIFFERENT_NUMBERS, number_layers, plain
+from .dropping import AtTheMean
 
 NUMBERS_AT_ONCE = 2**22
 Reduce = Callable[[Tensor], Tensor]
@@ -42,6 +44,8 @@ class Side:
         tokens: ids to run.
         dtype: to run in; None: float64 where the model runs there.
         reduce: what is seen of each value, None for all of it.
+        training: whether it runs in train mode, where each random decision
+            to drop a number is replaced by its mean.
     """
 
     # how many numbers of the first run are kept: 512 MiB in float64, or a
@@ -63,8 +67,9 @@ class Side:
         tokens: Int[Tensor, "batch time"],
         dtype: torch.dtype | None = None,
         reduce: Reduce | None = None,
+        training: bool = False,
     ):
-        self.subject, self.reduce = subject, reduce
+        self.subject, self.reduce, self.training = subject, reduce, training
         self.run_in = dtype
         self.tokens = tokens
         self.doubled = dtype is None  # whether it runs in float64
@@ -78,6 +83,7 @@ class Side:
         tokens: Int[Tensor, "batch time"],
         dtype: torch.dtype | None = None,
         reduce: Reduce | None = None,
+        training: bool = False,
     ) -> "Side":
         """Return a side with the record of a run.
 
@@ -85,7 +91,7 @@ class Side:
             ValueError: where the model's own exception ends the run, or where
                 its scores come out of nothing that could be recorded.
         """
-        side = cls(subject, tokens, dtype, reduce)
+        side = cls(subject, tokens, dtype, reduce, training)
         if not side._ran_in_float64():
             side._run_as_it_can()
         return side
@@ -224,7 +230,7 @@ class Side:
         position have none. It is 0 where nothing comes back, first of all of
         what is frozen.
         """
-        variant = self._variant()
+        variant = self.variant()
         model, subject = variant.model, self.subject
         if not isinstance(model, nn.Module) or self.tokens.size(1) < 2:
             return {}
@@ -254,13 +260,21 @@ class Side:
             )
         return found
 
-    def _variant(self) -> Variant:
-        """Return a new copy in the dtype of the run."""
+    def variant(self) -> Variant:
+        """Return a new copy in the dtype and the mode of the run."""
         copy = precise if self.doubled else own
         variant = copy(self.subject)
         if self.run_in is not None and isinstance(variant.model, nn.Module):
             variant.model.to(self.run_in)
+        if self.training:
+            variant = variant.run_as(TRAIN_WITHOUT_GRADIENTS)
         return variant
+
+    def _mode(self) -> AbstractContextManager:
+        """Return what replaces random decisions in train mode."""
+        if self.training:
+            return operations_through(AtTheMean())
+        return nullcontext()
 
     @one_run
     def _run(
@@ -269,7 +283,7 @@ class Side:
         size: float = 0.0,
     ) -> tuple[Any, Recorder, Tensor]:
         """Return a model, what was recorded of it, and its scores."""
-        variant, subject = self._variant(), self.subject
+        variant, subject = self.variant(), self.subject
         model = variant.model
         if size:
             weights = [*model.parameters(), *model.buffers()]
@@ -289,6 +303,7 @@ class Side:
             with (
                 isolated(subject.seed),
                 self.below(),
+                self._mode(),
                 operations_through(recorder),
             ):
                 scores = variant.scores(self.tokens, seed=subject.seed)

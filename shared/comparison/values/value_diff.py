@@ -14,10 +14,12 @@ from ...running.places import Place
 from ...tracing.value import HEAD, NAMES
 from ..printing import TWO_COLUMNS, print_trimmed
 from .rows import NOWHERE, Divergence, Row, Section
+from .scope import Scope, Trial
 from .side import Side
 from .terminal import Numbers, tables
 from .weights import WeightMatch, describe
 
+FIRST_TEXT = Scope(1, 0)
 WIDE = "white-space: pre; overflow-x: auto; line-height: 1.35"  # in HTML
 
 
@@ -42,14 +44,19 @@ class ValueDiff:
     weights: Sequence[WeightMatch] = ()  # the right's, where both have them
     gradient: str = ""  # a sentence on the first that differs, if compared
     gradients: int = 0  # how many gradients were compared
+    scope: Scope = FIRST_TEXT  # what was compared
+    trial: Trial | None = None  # beyond the first text, where they differ
 
     @property
     def same(self) -> bool:
-        """Whether the two are one function on these tokens.
+        """Whether the two are one function in all that was compared.
 
         And have one gradient, where gradients were compared.
         """
-        return self.parted is None and not self.gradient
+        dropped = self.scope.dropped
+        drops_alike = dropped is None or not dropped.fault
+        agree = self.parted is None and self.trial is None and drops_alike
+        return agree and not self.gradient
 
     @property
     def shares_nothing(self) -> bool:
@@ -61,37 +68,55 @@ class ValueDiff:
         """The finding in one sentence."""
         if self.gradient:
             return self.gradient
-        if self.parted is None:
-            if self.sides[1].reduce is not None:
-                alone, count = self.counts[1]
-                return (
-                    f"no difference in {NAMES} of {count - alone} of {count} "
-                    f"arrays{self.coarse}; another order of an array's "
-                    f"numbers, as of positions, is not seen"
-                )
-            one = f"{self._hidden}one function"
-            if (top := self.sides[1].top) is not None:
-                one += f" as far as the {top.size(-1)} likeliest tokens tell"
-            one += self.coarse
-            if not self.scored:
-                return f"{one} as far as these values tell"
-            found = "scores"
-            if not self.only_scores:
-                found = (
-                    f"{len(self.pairs)} intermediate values of all layers "
-                    f"agree on both sides up to rounding; log-probabilities"
-                )
-            count = self.gradients
-            equal = f", {count} gradients equal" if count else ""
+        if self.trial is not None:
+            return f"{self.trial.words}: {self._difference}"
+        dropped = self.scope.dropped
+        if dropped is not None and dropped.fault:
             return (
-                f"{one}: {found} {self.apart:.1g} apart, rounding can cause "
-                f"up to {self.rounding:.1g}{equal}{self._coverage}"
+                f"one function in eval mode, another in train mode: "
+                f"{dropped.words}"
             )
-        if self.pairs:
+        if self.parted is None:
+            return f"{self._agreement}; {self.scope.words}"
+        return self._difference
+
+    @property
+    def _agreement(self) -> str:
+        """The words for two sides that agree."""
+        if self.sides[1].reduce is not None:
+            alone, count = self.counts[1]
+            return (
+                f"no difference in {NAMES} of {count - alone} of {count} "
+                f"arrays{self.coarse}; another order of an array's "
+                f"numbers, as of positions, is not seen"
+            )
+        one = f"{self._hidden}one function"
+        if (top := self.sides[1].top) is not None:
+            one += f" as far as the {top.size(-1)} likeliest tokens tell"
+        one += self.coarse
+        if not self.scored:
+            return f"{one} as far as these values tell"
+        found = "scores"
+        if not self.only_scores:
+            found = (
+                f"{len(self.pairs)} intermediate values of all layers "
+                f"agree on both sides up to rounding; log-probabilities"
+            )
+        count = self.gradients
+        equal = f", {count} gradients equal" if count else ""
+        return (
+            f"{one}: {found} {self.apart:.1g} apart, rounding can cause "
+            f"up to {self.rounding:.1g}{equal}{self._coverage}"
+        )
+
+    @property
+    def _difference(self) -> str:
+        """The words for two sides that differ."""
+        if self.pairs and self.parted is not None:
             rounded = any("rounded" in match.how for match in self.weights)
             more = f"; {self.weights_sentence}" if rounded else ""
             return f"{self._hidden}{self.parted}{self._coverage}{more}"
-        if self.only_scores:
+        if self.only_scores or self.parted is None:
             return (
                 f"two functions: scores {self.apart:.2g} apart, rounding "
                 f"explains {self.rounding:.1g}"
@@ -116,6 +141,10 @@ class ValueDiff:
     def weights_sentence(self) -> str:
         """Which weights have a counterpart, "" where none were compared."""
         return describe([*self.weights]) if self.weights else ""
+
+    @property
+    def _all_notes(self) -> list[str]:
+        return [*self.notes, *self.scope.notes]
 
     @property
     def _coverage(self) -> str:
@@ -212,7 +241,9 @@ class ValueDiff:
                 side: [*map(described, rows)]
                 for side, rows in self.alone.items()
             },
-            "notes": list(self.notes),
+            "compared": self.scope.to_json(),
+            "trial": self.trial and self.trial.to_json(),
+            "notes": self._all_notes,
         }
 
     def __str__(self) -> str:
@@ -263,7 +294,7 @@ class ValueDiff:
                 f"behind the parting: {left} values of the left and {right} "
                 f"of the right are different"
             )
-        dim += ["", *filter(None, [self.weights_sentence]), *self.notes]
+        dim += ["", *filter(None, [self.weights_sentence]), *self._all_notes]
         for line in dim:
             console.print(Text(printable(line), style="dim"), soft_wrap=True)
         colour = "bold green" if self.same else "bold red"
