@@ -1512,6 +1512,93 @@ def queries_and_keys_zero(self, dim):
     nn.init.zeros_(self.qkv.bias[: 2 * dim])
 
 
+class OneExpert(Mixer):
+    """Each token goes to the best of three experts."""
+
+    part = "mlp"
+
+    def make_parts(self, dim):
+        self.router = nn.Linear(dim, 3, bias=False)
+        self.experts = nn.ModuleList(MLP(dim) for _ in range(3))
+
+    def weight(self, p):
+        return p
+
+    def forward(self, x):
+        p, chosen = self.router(x).softmax(-1).topk(1, -1)
+        y = torch.stack([expert(x) for expert in self.experts], -2)
+        at = chosen.unsqueeze(-1).expand(*chosen.shape, x.size(-1))
+        return self.weight(p) * y.gather(-2, at).squeeze(-2)
+
+
+@broken("check_gradient_flow", OneExpert, "weight")
+def weight_divided_by_itself(self, p):
+    """With one expert for each token its weight is divided by itself."""
+    return p / (p.sum(-1, keepdim=True) + 1e-20)
+
+
+@broken("check_gradient_flow", OneExpert, "weight")
+def weight_nearly_one(self, p):
+    """The same, and the sum has an eps that leaves 1e-9 of the gradient."""
+    return p / (p.sum(-1, keepdim=True) + 1e-9)
+
+
+@broken("check_gradient_flow", only=True)
+class KeysOfOneToken(Mixer):
+    """All keys are those of the first token: softmax ignores both factors."""
+
+    def make_parts(self, dim):
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in "qkv")
+
+    def forward(self, x, mask):
+        k = self.k(x[:, :1]).expand_as(x)
+        scores = self.q(x) @ k.mT
+        return scores.masked_fill(~mask, -INF).softmax(-1) @ self.v(x)
+
+
+class Skips(GPT):
+    """Two skips from the embeddings, each with a weight of its own."""
+
+    def add_parts(self, dim):
+        self.skip = nn.Parameter(torch.ones(2))
+
+    def weight(self, number):
+        return self.skip[number]
+
+    def body(self, x, mask):
+        y = super().body(x, mask) + self.weight(0) * x
+        return y.tanh() + self.weight(1) * x
+
+
+@broken("check_gradient_flow", Skips, "weight", only=True)
+def first_skip_twice(self, number):
+    """Of two weights of skips the second is never read."""
+    return self.skip[0]
+
+
+@broken("check_gradient_flow", only=True)
+class PairsOfSkips(Skips):
+    """A table of two skips for each of three layers: one is never read."""
+
+    def add_parts(self, dim):
+        self.skip = nn.Parameter(torch.ones(3, 2))
+
+    def weight(self, number):
+        return (
+            self.skip[2, 1]
+            if number
+            else self.skip[:2].prod() * (self.skip[2, 1])
+        )
+
+
+@broken("check_gradient_flow", GPT, "scores", only=True)
+def gain_cut_short(self, x):
+    """The last norm's gain is read but for its last entry."""
+    gain = torch.cat([self.ln.weight[:-1], torch.ones_like(x[0, 0, :1])])
+    x = F.layer_norm(x, x.shape[-1:], gain, self.ln.bias)
+    return self.head(x)
+
+
 # --- Checkpoints ------------------------------------------------------------
 
 

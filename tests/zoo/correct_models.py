@@ -529,6 +529,42 @@ class OneFactorZero(MLP):
 
 
 @correct()
+class ScaledNearZero(MLP):
+    """Its output is scaled by 1e-6 at first: gradients inside are as small."""
+
+    def add_parts(self, dim):
+        self.scale = nn.Parameter(torch.full((dim,), 1e-6))
+
+    def forward(self, x):
+        return self.scale * super().forward(x)
+
+
+@correct()
+class KeyBiasOfHeads(Attention):
+    """Keys have a bias of shape (heads, width), which softmax ignores."""
+
+    def add_parts(self, dim):
+        self.bias = nn.Parameter(torch.randn(self.heads, dim // self.heads))
+
+    def scores(self, q, k):
+        return super().scores(q, k + self.bias.unsqueeze(1))
+
+
+@correct()
+class OneExpertWeighted(MLP):
+    """Each token goes to one expert of two, by its probability."""
+
+    def add_parts(self, dim):
+        self.router, self.other = nn.Linear(dim, 2), MLP(dim)
+        self.gains = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        p, chosen = self.router(x).softmax(-1).max(-1, keepdim=True)
+        y = torch.where(chosen == 0, super().forward(x), self.other(x))
+        return p * self.gains[chosen] * y
+
+
+@correct()
 class RMSNorm(Part):
     """Divides by the root mean square, computed in float32 at least."""
 
