@@ -86,14 +86,17 @@ def _slices(parameter: Tensor, axis: int) -> Tensor:
     return parameter.transpose(0, axis).flatten(1)
 
 
-def _add_one(
-    parameter: Tensor, axis: int, chosen: Bool[Tensor, "slices"]
-) -> None:
-    """Add 1 to the chosen slices of a parameter along an axis."""
+def _move(parameter: Tensor, axis: int, chosen: Bool[Tensor, "_"]) -> None:
+    """Move the chosen slices of a parameter along an axis.
+
+    A norm takes away what moves all numbers of a row alike.
+    """
     if axis == ENTRIES:
         parameter += chosen.view(parameter.shape).to(parameter)
     else:
-        parameter.transpose(0, axis)[chosen] += 1
+        rows = parameter.transpose(0, axis)
+        steps = torch.linspace(-1, 2, rows[0].numel()).view(rows[0].shape)
+        rows[chosen] += steps.to(rows)
 
 
 def _fewest(axis: int) -> int:
@@ -192,7 +195,7 @@ def reasons(
             reason = UNREACHED
         else:
             before = variant.scores(tokens)
-            _add_one(named[key[0]].detach(), key[1], still)
+            _move(named[key[0]].detach(), key[1], still)
             moved = differ(variant.scores(tokens), before)
             reason = DETACHED if moved else NEVER
         yield reason, key, still
