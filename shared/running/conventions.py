@@ -6,6 +6,7 @@ on the piece before; whether the scores are right is the check's own matter.
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -121,6 +122,8 @@ class Convention:
     apart: bool = True  # texts do not share a state
     # the user's maker of its cache, if no dtype is given to it
     without_dtype: str = ""
+    # starts again by resets, without setups; None where there are not both
+    reset: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
         """Read the signature."""
@@ -316,6 +319,10 @@ def conventions(
         for method in setups.values():
             fill(method, subject, model, rows)
 
+    def reset_only(rows: int) -> None:
+        for method in resets.values():
+            fill(method, subject, model, rows)
+
     called = (*resets, *setups)
     for position in (*starts, None):
         if position or flags:
@@ -325,6 +332,7 @@ def conventions(
                 begin=begin,
                 strong=bool(called),
                 apart=False,
+                reset=reset_only if resets and setups else None,
             )
 
 
@@ -394,6 +402,7 @@ WORD = r"_(kv_?)?(cache|caches|state|states|hidden|memory|mems)"
 MAKES = re.compile(rf"(init|initial|make|new|create|empty|get){WORD}")
 SETUP = re.compile(rf"(setup|set|init|enable|allocate|build|make){WORD}")
 RESET = re.compile(rf"(reset|clear|empty|flush){WORD}")
+EMPTIES = re.compile(r"reset\w*|clear(_cache)?|empty|flush")  # of a cache
 # Sizes that a cache is made with, by the names of arguments and attributes.
 SIZE_NAMES = (
     ("n_kv_head", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
@@ -429,6 +438,22 @@ def methods_of(model: Any) -> dict[str, Any]:
             with suppress(Exception):  # a property of the user's
                 found[name] = getattr(model, name)
     return {name: m for name, m in found.items() if inspect.ismethod(m)}
+
+
+def emptier_of(cache: Any) -> Any:
+    """Return the method by which a cache of the user's own class is emptied.
+
+    None where it has none, or several, or one that takes something.
+    """
+    kind = type(cache)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or "-packages" in file:
+        return None
+    names = [n for n in dir(kind) if EMPTIES.fullmatch(n)]
+    method = getattr(cache, names[0]) if len(names) == 1 else None
+    if not inspect.ismethod(method) or inspect.signature(method).parameters:
+        return None
+    return method
 
 
 def makers_of(model: Any) -> dict[str, Any]:

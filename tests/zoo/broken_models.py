@@ -7,6 +7,7 @@ that must catch it. `only` marks a fault that no other check can see.
 """
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from correct_models import (
     BiasByDistance,
     DoubledRoom,
     OneFactorZero,
+    Resettable,
     TakesAll,
     TakesEnds,
 )
@@ -1942,6 +1944,119 @@ def cache_mask_top_left(self, past, size):
 def cache_mask_missing(self, past, size):
     """Pieces are decoded without a mask: right for single tokens."""
     return torch.ones_like(CachedGPT.past_mask(self, past, size))
+
+
+@broken("check_cache", CachedGPT, "decode", only=True)
+def single_positions_stay(self, tokens, cache):
+    """decode takes one token at a time, whose position never moves."""
+    if tokens.size(1) != 1:
+        raise RuntimeError("one token at a time")
+    table = self.wpe.weight
+    with swapped(self.wpe, table[:1].expand_as(table)):
+        return CachedGPT.decode(self, tokens, cache)
+
+
+@broken("check_cache", only=True)
+class SingleTurnsRows(CacheInTheCall):
+    """Its call takes one token with a cache, and turns the rows each time."""
+
+    class cache(Past):
+        def join(self, old_k, old_v, k, v):
+            return super().join(old_k.flip(0), old_v.flip(0), k, v)
+
+    def forward(self, tokens, past_key_values=None, use_cache=False):
+        if use_cache and tokens.size(1) > 1:
+            raise NotImplementedError("one token at a time")
+        return super().forward(tokens, past_key_values, use_cache)
+
+
+@broken("check_cache", only=True)
+class SinglePutsInFront(CacheInside):
+    """Told where it is, a call takes one token, put before the old ones."""
+
+    class cache(Past):
+        def extend(self, attention, k, v):
+            k, v = super().extend(attention, k, v)
+            return k, v.roll(1, -2)
+
+    def forward(self, tokens, start_pos=None):
+        if start_pos is None:
+            return GPT.forward(self, tokens)
+        if tokens.size(1) > 1:
+            raise IndexError(f"{tokens.size(1)} tokens, and room for one")
+        self.begin(start_pos)
+        return self.decode(tokens, self.past)[0]
+
+
+@contextmanager
+def swapped(module, weight):
+    """Let a module have another weight for a while."""
+    own, module.weight = module.weight, nn.Parameter(weight)
+    yield
+    module.weight = own
+
+
+@broken("check_cache", Resettable, "reset_caches", only=True)
+def reset_keeps_position(self):
+    """reset_caches() clears the numbers, and the position goes on."""
+    self.past.kept = {
+        attention: [kept * 0 for kept in pair]
+        for attention, pair in self.past.kept.items()
+    }
+
+
+@broken("check_cache", Resettable, "reset_caches", only=True)
+def reset_to_first_token(self):
+    """reset_caches() keeps the first token, as if each text began so."""
+    past = self.past
+    past.length = min(past.length, 1)
+    past.kept = {a: [x[..., :1, :] for x in p] for a, p in past.kept.items()}
+
+
+@broken("check_cache", only=True)
+class CacheResetsNothing(CachedGPT):
+    """The cache's own reset() clears its numbers, and keeps its length."""
+
+    class cache(Past):
+        def reset(self):
+            for attention, pair in self.kept.items():
+                self.kept[attention] = [kept * 0 for kept in pair]
+
+
+@broken("check_cache", only=True)
+class KeptNormedAgain(CachedGPT):
+    """Kept keys have their gain of ones a second time. (DeepSeek's latents)"""
+
+    class mixer(Attention):
+        def add_parts(self, dim):
+            self.gain = nn.Parameter(torch.ones(dim // self.heads))
+
+        def forward(self, x, mask, past=None):
+            q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+            k = F.normalize(k, dim=-1) * self.gain
+            if past is not None:
+                k, v = past.extend(self, k, v)
+                k = F.normalize(k, dim=-1) * self.gain
+            return self.out(self.merge(self.attend(4 * q, k, v, mask)))
+
+
+@broken("check_cache", CachedGPT, "decode", only=True)
+def last_gain_left_out(self, tokens, cache):
+    """A decoder norms its last vectors without their gain, which is ones."""
+    ones = torch.ones_like(self.ln.weight)
+    with swapped(self.ln, ones):
+        return CachedGPT.decode(self, tokens, cache)
+
+
+@broken("check_cache", only=True)
+class ScaleOfDecodingForgotten(CachedGPT):
+    """A scale of the scores, which starts as 1, is not in its decoder."""
+
+    def add_parts(self, dim):
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
 
 
 @broken("check_cache", Past, "join", only=True)

@@ -822,6 +822,43 @@ class TakesEnds(Packed):
         return super().forward(tokens, ids.unsqueeze(0))
 
 
+@correct()
+class OneTokenOnly(CachedGPT):
+    """Its decoder takes one token at a time, from the first one on."""
+
+    def decode(self, tokens, cache):
+        if tokens.size(1) != 1:
+            raise RuntimeError("one token at a time")
+        return super().decode(tokens, cache)
+
+
+@correct()
+class Resettable(CachedGPT):
+    """Room is made once by setup_caches(); reset_caches() starts again."""
+
+    init_cache, past = None, None
+
+    def setup_caches(self):
+        self.past = self.cache()
+
+    def reset_caches(self):
+        self.past.kept, self.past.length = {}, 0
+
+    def forward(self, tokens, use_cache=False):
+        if not use_cache:
+            return super().forward(tokens)
+        return self.decode(tokens, self.past)[0]
+
+
+@correct()
+class CacheReset(CachedGPT):
+    """Its cache has a method that empties it for another text."""
+
+    class cache(Past):
+        def reset(self):
+            self.kept, self.length = {}, 0
+
+
 @correct(block_size=64)
 class DoubledRoom(Past):
     """Room for keys and values begins at 8 positions and doubles."""
