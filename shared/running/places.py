@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -272,6 +272,16 @@ def place_of_code(function: object) -> Place:
     if code is None:
         return Place(name, 0, "call", name)
     return Place(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def place_of_def(function: object) -> Place:
+    """Return the line of a function's def, below its decorators."""
+    place, code = place_of_code(function), code_of(function)
+    lines = [] if code is None else lines_of_code(code)
+    for above, line in enumerate(lines):
+        if line.lstrip().startswith("def "):
+            return replace(place, line=place.line + above)
+    return place
 
 
 @cache

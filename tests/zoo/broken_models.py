@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from correct_models import (
     BiasByDistance,
     DoubledRoom,
+    Fused,
+    FusedWithZLoss,
     OneFactorZero,
     Resettable,
     TakesAll,
@@ -1407,6 +1409,47 @@ def loss_learns_the_sum(self, logits, targets):
     total = loss_summed(self, logits, targets)
     mean = TrainableGPT.loss(self, logits, targets)
     return mean.detach() + total - total.detach()
+
+
+@broken("check_loss", Fused, "gradient", only=True)
+def fused_learns_the_sum(self, logits, targets):
+    """A fused loss without scores is the mean, its gradient the sum's."""
+    mean = Fused.gradient(self, logits, targets)
+    return mean * (targets != -100).sum()
+
+
+@broken("check_loss", Fused, "gradient", only=True)
+def fused_learns_other_targets(self, logits, targets):
+    """The gradient that a fused loss keeps is that of targets moved by one."""
+    return Fused.gradient(self, logits, targets.roll(1))
+
+
+@broken("check_loss", FusedWithZLoss, "gradient")
+def fused_twice_in_training(self, logits, targets):
+    """In train mode, next to a z-loss, a fused gradient is twice as large."""
+    return (1 + self.training) * Fused.gradient(self, logits, targets)
+
+
+@broken("check_gradients", Fused, "scaled", only=True)
+def incoming_ignored(self, gradient, incoming):
+    """A fused loss's backward pass ignores the incoming gradient."""
+    return gradient
+
+
+@broken("check_gradients", only=True)
+class IncomingIgnoredWithScores(Fused):
+    """The same, and the scores come back with the loss."""
+
+    with_scores = True
+
+    def scaled(self, gradient, incoming):
+        return gradient
+
+
+@broken("check_gradients", Fused, "scaled", only=True)
+def sign_of_incoming(self, gradient, incoming):
+    """In train mode a fused loss reads only the incoming gradient's sign."""
+    return gradient * (incoming.sign() if self.training else incoming)
 
 
 @broken("check_loss", TrainableGPT, "loss", vocab_size=600, only=True)

@@ -785,6 +785,55 @@ def smoothed(self, logits, targets):
     return soft - cross_entropy(logits, targets)
 
 
+class FusedLoss(torch.autograd.Function):
+    """The mean cross-entropy, whose gradient its forward keeps."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, gradient, scaled):
+        ctx.gradient, ctx.scaled = gradient(logits, targets), scaled
+        return F.cross_entropy(logits, targets)
+
+    @staticmethod
+    def backward(ctx, incoming):
+        return ctx.scaled(ctx.gradient, incoming), None, None, None
+
+
+@correct()
+class Fused(TrainableGPT):
+    """A fused loss keeps its gradient, and no scores come back with it."""
+
+    with_scores = False
+
+    def gradient(self, logits, targets):
+        shown = targets != -100
+        p = logits.softmax(-1)
+        p = p - F.one_hot(targets.clamp(min=0), p.size(-1))
+        return p * shown.unsqueeze(-1) / shown.sum()
+
+    def scaled(self, gradient, incoming):
+        return gradient.mul_(incoming)  # in place, as Liger's
+
+    def forward(self, tokens, targets=None):
+        logits = GPT.forward(self, tokens)
+        if targets is None:
+            return logits, None
+        flat = logits.flatten(0, 1), targets.flatten()
+        loss = FusedLoss.apply(*flat, self.gradient, self.scaled)
+        return (logits if self.with_scores else None), loss
+
+
+@correct(loosely="loss")
+class FusedWithZLoss(Fused):
+    """In train mode a fused loss has a term of its normalisers as well."""
+
+    def forward(self, tokens, targets=None):
+        logits, loss = super().forward(tokens, targets)
+        if targets is not None and self.training:
+            large = GPT.forward(self, tokens).logsumexp(-1)[targets >= 0]
+            loss = loss + 1e-4 * large.square().mean()
+        return logits, loss
+
+
 @correct(loosely="loss")
 class TwoAhead(TrainableGPT):
     """Another loss is added in train mode: of the token after next."""
