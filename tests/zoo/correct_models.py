@@ -822,7 +822,9 @@ class Fused(TrainableGPT):
         return (logits if self.with_scores else None), loss
 
 
-@correct(loosely="loss")
+@correct(
+    loosely="loss", open="a loss alone has a term next to its cross-entropy"
+)
 class FusedWithZLoss(Fused):
     """In train mode a fused loss has a term of its normalisers as well."""
 
