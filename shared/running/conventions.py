@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .context import during
-from .model.calling import MASK, maker_of, tensors_in, token_argument
+from .model.calling import MASK, TOKENS, maker_of, tensors_in, token_argument
 from .model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from .model.sizes import CONFIGS, declared
 from .program import Program
@@ -268,6 +268,8 @@ def conventions(
         title = getattr(user, "__name__", type(user).__name__)
         taken = [*inspect.signature(user).parameters]
         of_step = [n for n in taken[2:] if n in (*STRONG, *WEAK)]
+        if len(taken) > 2 and taken[1] in TOKENS:
+            of_step = of_step or taken[2:3]
         if taken[:1] == ["model"] and of_step:
             yield replace(  # step(model, tokens, cache), None at first
                 own,
@@ -281,6 +283,7 @@ def conventions(
         else:
             named = [name for name, _ in caches]
             named = named or [n for n in own.arguments if CACHED.search(n)]
+            named = named or _unknown_arguments(own)
             made = First(Empty.CALL, title)
             caches = [(n, {made: user}) for n in named] + caches
             without_dtype = "" if {*taken} & {"dtype", "model"} else title
@@ -349,6 +352,20 @@ def _by_lines(subject: Subject, program: Program) -> Iterator[Convention]:
             program.feed,
             apart=False,
         )
+
+
+def _unknown_arguments(own: Convention) -> list[str]:
+    """Return the arguments of a call whose names say nothing of their use."""
+    known = {
+        *(*TOKENS, own.caller.target_name, MASK, "mask"),
+        *(*POSITIONS, *STARTS, *own.caller.given),
+    }
+    none = None, inspect.Parameter.empty
+    return [
+        name
+        for name, p in own.arguments.items()
+        if name not in known and p.default in none
+    ]
 
 
 def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:

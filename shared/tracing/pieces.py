@@ -376,6 +376,7 @@ COUNTS = (
     *("max_tokens", "num_tokens", "n_tokens", "steps"),
 )
 GREEDY = {"do_sample": False, "top_k": 1, "temperature": 1.0}
+STEP = "step(model, tokens, cache)"
 NEEDED = (
     "give the model init_cache(batch) and decode(tokens, cache), or name "
     "what makes its cache: --cache my_pkg:make_cache"
@@ -397,8 +398,7 @@ def compare_generate(subject: Subject, reason: str) -> str:
         may = [n for n in subject.caller.optional if CACHED.search(n)]
         if may and not reason:
             reason = f"{' and '.join(may)} may take one"
-        because = f" ({reason})" if reason else ""
-        raise SkipCheck(f"no cache was found{because}: {NEEDED}")
+        raise SkipCheck(_not_found(subject, fresh.model, reason))
     subject.require_no_noise()
     options = {n: v for n, v in GREEDY.items() if n in arguments}
     prompt = subject.draw(4, subject.block_size // 2).to(subject.device)
@@ -426,6 +426,21 @@ def compare_generate(subject: Subject, reason: str) -> str:
                 f"cache and {without} without, behind {prompt.size(1)} tokens"
             )
     return f"decoding: {ways}: the same ids"
+
+
+def _not_found(subject: Subject, model: Any, reason: str) -> str:
+    """Return why nothing can be decoded, and what its user can give."""
+    because, maker = f" ({reason})" if reason else "", subject.make_cache
+    if maker is None:
+        return f"no cache was found{because}: {NEEDED}"
+    title = getattr(maker, "__name__", type(maker).__name__)
+    arguments, name = token_argument(model)
+    names = ", ".join(dict.fromkeys(filter(None, (name, *arguments))))
+    return (
+        f"{title} makes a cache, but no argument of forward({names}) is known "
+        f"to take it{because}: give a {STEP}, which returns scores and the "
+        f"cache, None at first: --cache my_pkg:step"
+    )
 
 
 def _rows(answer: Any) -> Tensor:

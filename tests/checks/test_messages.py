@@ -815,6 +815,13 @@ FAILED = [
     (gpt(FORGETS, chunk_size=6), "context_use", ""),
     (partial(fading, 9), "context_use", "never change with token 9$"),
     (
+        FORGETS,
+        "context_use",
+        "tokens 0, 1; .*; if a window is meant, set sliding_window on the "
+        r"model or its config, or give window=(\d+) \(in the shell --wind"
+        r"ow \1\)$",
+    ),
+    (
         BUILDS["no_mask"],
         "causality",
         r"^position 0 sees token 1: small_gpt\.py:\d+ `.*softmax\(-1\)` lets "
