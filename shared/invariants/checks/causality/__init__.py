@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ....proof.claims import prove_positions
 from ....running.budget import in_short
+from ....running.errors import NoTargetLeftOut
 from ....running.tokens import spans
 from ....running.variant import CopyFailed
 from ...check import SkipCheck, Subject, check
@@ -43,7 +44,7 @@ def check_causality(subject: Subject) -> str:
         with budget.part(trial.label, trial.time, trial.share):
             try:
                 leak = finder.find(trial)
-            except CopyFailed as error:
+            except (CopyFailed, NoTargetLeftOut) as error:
                 budget.give_up(trial.label, str(error))
                 continue
             if leak is not None:
