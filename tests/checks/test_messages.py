@@ -1189,6 +1189,43 @@ def test_what_a_hundred_steps_teach(size, back, words, monkeypatch):
     assert re.search(words, report.results[0].message), str(report)
 
 
+class HiddenRows(Padded):
+    """A row that hides all keys of a position divides 0 by 0."""
+
+    def padded(self, mask, shown):
+        own = torch.eye(mask.size(-1)).bool()
+        return mask & (shown & ~own | shown.all(-1, keepdim=True))
+
+
+def test_scores_that_are_nan_name_the_way_and_the_line():
+    report = check_model(HiddenRows, checks=["causality"], block_size=8)
+    said = report.results[0].message
+    assert report.failed == ["check_causality"], said
+    words = (
+        r"scores that are compared are NaN.*, with a left-padded attention "
+        r"mask.*, at length \d+; the first NaN is made at small_gpt\.py:\d+ "
+        r"`.*softmax\(-1\)`; check_finite is about this"
+    )
+    assert re.search(words, said), said
+
+
+class Moves(GPT):
+    """A buffer that each call moves, in eval mode as well."""
+
+    def add_parts(self, dim):
+        self.register_buffer("mean", torch.zeros(dim))
+
+    def scores(self, x):
+        self.mean = self.mean + x.detach().mean((0, 1))
+        return super().scores(x + self.mean)
+
+
+def test_a_buffer_that_moves_is_one_failure():
+    names = ["shape", "determinism"]
+    report = check_model(Moves, checks=names, block_size=8)
+    assert report.failed == ["check_determinism"], str(report)
+
+
 def test_a_chunk_that_a_loss_drops_is_a_fault_of_check_loss_only():
     report = check_model(FifthsCounted, checks=["causality", "loss"])
     assert report.failed == ["check_loss"], str(report)
