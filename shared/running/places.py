@@ -40,6 +40,12 @@ NOT_THE_MODEL = (
     *KIT,
 )
 
+# packages that carry out operations for a line of the model
+OF_HELPERS = [
+    f"-packages{os.sep}{name}{os.sep}"
+    for name in ("einops", "opt_einsum", "beartype", "typeguard", "tensordict")
+]
+
 OPERATORS = {
     "matmul": "@",
     "add": "+",
@@ -295,8 +301,11 @@ def _span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
 @cache
 def _skipped(file: str) -> bool:
     """Whether a file belongs to no model."""
-    return file.startswith("<") or os.path.abspath(file).startswith(
-        NOT_THE_MODEL
+    path = os.path.abspath(file)
+    return (
+        file.startswith("<")
+        or path.startswith(NOT_THE_MODEL)
+        or any(folder in path for folder in OF_HELPERS)
     )
 
 
