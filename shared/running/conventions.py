@@ -322,8 +322,11 @@ def conventions(
         for method in setups.values():
             fill(method, subject, model, rows)
 
+    # what clears a cache may give its room back
+    again = {n: m for n, m in resets.items() if n.startswith("reset")}
+
     def reset_only(rows: int) -> None:
-        for method in resets.values():
+        for method in again.values():
             fill(method, subject, model, rows)
 
     called = (*resets, *setups)
@@ -335,7 +338,7 @@ def conventions(
                 begin=begin,
                 strong=bool(called),
                 apart=False,
-                reset=reset_only if resets and setups else None,
+                reset=reset_only if again and setups else None,
             )
 
 

@@ -531,9 +531,10 @@ def redraw_zeros(
 
 @torch.no_grad()
 def spread_equal(model: nn.Module, generator: torch.Generator) -> None:
-    """Scale each number of trainable vectors of equal ones by 0.5 to 1.5.
+    """Scale each number of trainable vectors of equal ones by 0.5 to 1.
 
-    A gain of ones hides where it is used twice, or not at all.
+    A gain of ones hides where it is used twice, or not at all. No factor is
+    above 1: a decay would grow without a bound.
     """
     for index, parameter in enumerate(model.parameters()):
         p = local(parameter)
@@ -545,7 +546,7 @@ def spread_equal(model: nn.Module, generator: torch.Generator) -> None:
         if bool((p == p.flatten()[:1]).all()) and bool(p.any()):
             if current() is not None:  # the same on each rank
                 generator = torch.Generator().manual_seed(index)
-            p.mul_(0.5 + torch.rand(p.shape, generator=generator).to(p))
+            p.mul_(1 - torch.rand(p.shape, generator=generator).to(p) / 2)
 
 
 @torch.no_grad()

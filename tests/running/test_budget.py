@@ -141,7 +141,7 @@ def test_larger_weights_leave_tables_biases_and_frozen_ones():
     for name, p in larger(subject).model.named_parameters():
         gain = before[name].ndim == 1 and (before[name] == 1).all()
         if gain:  # whose use nothing would show
-            assert 0.5 <= p.min() < 0.9 < 1.1 < p.max() <= 1.5, name
+            assert 0.5 <= p.min() < 0.7 < 0.8 < p.max() <= 1, name
         elif name in kept or p.ndim == 1:  # a bias of 0 is drawn again
             assert (before[name] == p)[before[name] != 0].all(), name
             assert p.all()

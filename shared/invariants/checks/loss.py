@@ -22,7 +22,11 @@ from ...running.losses import (
     wrong_loss,
 )
 from ...running.model.building import hooked
-from ...running.operations import operations_through, quantised
+from ...running.operations import (
+    functions_through,
+    operations_through,
+    quantised,
+)
 from ...running.places import place_of_def
 from ...running.ranks import current
 from ...running.rounding import Inside, differ, floor, gaps
@@ -32,6 +36,7 @@ from ...running.variant import Variant, both
 from ...running.ways import TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
 from ..derivatives import gradients_of, own_functions
+from .gradients import Attached
 from .gradients.differences import (
     COARSE,
     PIECEWISE,
@@ -451,6 +456,11 @@ def _require_differences(
         towards=gradients,
     ).smoothest([*gradients])
     if pair.agree or pair.share <= ROUGH:
+        return
+    run.start_again()
+    with functions_through(Attached()) as attached:
+        scores_and_loss(run, tokens, targets)
+    if attached.places:  # what a loss detaches is no fault: a teacher, say
         return
     backwards = (getattr(f, "backward", None) for f in functions)
     place = next(map(place_of_def, filter(None, backwards)), None)
