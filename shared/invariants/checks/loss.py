@@ -460,7 +460,7 @@ def _require_differences(
     run.start_again()
     with functions_through(Attached()) as attached:
         scores_and_loss(run, tokens, targets)
-    if attached.places:  # what a loss detaches is no fault: a teacher, say
+    if attached.places:  # as a teacher is detached
         return
     backwards = (getattr(f, "backward", None) for f in functions)
     place = next(map(place_of_def, filter(None, backwards)), None)

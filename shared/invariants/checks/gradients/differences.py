@@ -150,7 +150,7 @@ class Along:
 def free_parameters(
     model: nn.Module,
 ) -> dict[str, tuple[nn.Parameter, int | None]]:
-    """Return the trainable parameters whose gradients nobody changes.
+    """Return the trainable parameters whose gradients no hook changes.
 
     Each with its row of padding, if any, which gets no gradient by design.
     """
