@@ -6,6 +6,7 @@ before the next one, so that two folders may both have an attention.py.
 
 import importlib
 import importlib.util
+import pkgutil
 import sys
 import traceback
 from collections.abc import Iterator
@@ -99,7 +100,9 @@ def import_module(name: str) -> ModuleType:
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if not missing or not f"{name}.".startswith(f"{missing}."):
             raise _theirs(name, error) from None
-        if Path("src", missing.partition(".")[0]).is_dir():
+        if near := did_you_mean(missing, _inside(missing)):
+            raise ValueError(f"no module {name!r}{near}") from None
+        if "." not in missing and Path("src", missing).is_dir():
             raise ValueError(
                 f"no module {name!r}: {missing!r} is under src/: install "
                 f"your package (pip install -e .), or name its file, as "
@@ -113,6 +116,19 @@ def import_module(name: str) -> ModuleType:
             f"no module {name!r}: there is no {missing!r} in {Path.cwd()} or "
             f"among the installed packages"
         ) from None
+
+
+def _inside(name: str) -> list[str]:
+    """Return the modules, and what else is callable, of a name's package."""
+    parent = name.rpartition(".")[0]
+    package = sys.modules.get(parent)
+    modules = pkgutil.iter_modules(getattr(package, "__path__", []))
+    held = getattr(package, "__dict__", {})
+    return [f"{parent}.{module.name}" for module in modules] + [
+        f"{parent}:{n}"
+        for n, value in held.items()
+        if callable(value) and not n.startswith("_")
+    ]
 
 
 def import_file(path: Path) -> ModuleType:

@@ -83,14 +83,19 @@ class Settings(TypedDict, total=False):
         "Order of the tokens' axes: bt (batch, time), or tb.",
         Literal["bt", "tb"], "bt")]
     cache: Annotated[Callable[..., Any] | None, Shell(
-        "What makes an empty cache to decode with, as my_pkg:make_cache, for "
-        "a model whose own is not found.", str | None, metavar="MAKER")]
+        "What makes an empty cache to decode with, as my_pkg:make_cache, or "
+        "step(model, tokens, cache), which returns scores and the cache, "
+        "None at first; for a model whose own is not found.",
+        str | None, metavar="MAKER")]
     inputs: Annotated[Mapping[str, Callable[..., Any] | str] | None, Shell(
         "How an argument of the call is made, as doc_ids=my_pkg:make (from "
         "tokens to the argument), or doc_ids=never; may be repeated.",
         Texts, option="input",
         pairs="--input takes an argument and what makes it, as "
         f"doc_ids=my_pkg:make or doc_ids={NEVER}")]
+    window: Annotated[int | None, Shell(
+        "Tokens that the last position is meant to see, for a model that "
+        "does not declare sliding_window.", least=1)]
     documents: Annotated[str | int | Callable[..., Any] | None, Shell(
         "What says where documents of a packed row are: an argument of the "
         "call (position_ids), an id that separates them (50256), or "
@@ -139,7 +144,7 @@ class CheckSettings(RunSettings, total=False):
     require_proof: Annotated[bool, Shell(
         "Fail where causality is tested, and not proved.", default=False)]
     allow_routing: Annotated[bool, Shell(
-        "Let a proof for texts that take the same path be enough.",
+        "Accept a proof that assumes that tokens do not change the path.",
         default=False)]
 
 

@@ -29,22 +29,29 @@ RECORDINGS = (".npz", ".safetensors")
 
 def show_concepts(console: Console, names: Sequence[str]) -> None:
     """Show the source of a concept, or of all of them, in both styles."""
-    from ..comparison.sources import concept_names, pair_sources
+    from ..comparison.sources import (
+        concept_names,
+        pair_sources,
+        parts_named,
+    )
     from ..comparison.terminal import show_sources
     from ..protocol import load_style
 
     styles = load_style(STYLES[0]), load_style(STYLES[1])
     known = concept_names(*styles)
+    sources = pair_sources(*styles)
+    # a part of a concept, such as the norm
     if names and names[0] not in known:
+        sources[names[0]] = parts_named(sources, names[0])
+    if names and not sources[names[0]]:
         if ":" in names[0] or _style(names[0]):
             raise ValueError(
                 f"a second model is missing: diff {names[0]} RIGHT"
             )
         raise ValueError(
             f"no concept {names[0]!r}{did_you_mean(names[0], known)}; there "
-            f"is {', '.join(known)}"
+            f"is {', '.join(known)}, and their parts, as norm"
         )
-    sources = pair_sources(*styles)
     # without this, less does not show colours
     os.environ.setdefault("LESS", "-FRX")
     show_sources(console, STYLES, {c: sources[c] for c in names or known})

@@ -64,6 +64,7 @@ def jobs_of(context: Any) -> list[Job]:
     _require_fitting(typed & fitting, scorer is not None)
     project = {} if scorer else read_project(Path.cwd())
     targets = [scorer] if scorer else [*dict.fromkeys(models or project)]
+    _require_models(models or ())
     if not targets:
         raise ValueError(
             "name what builds a model, as my_pkg.model:build, or list targets "
@@ -98,6 +99,19 @@ def jobs_of(context: Any) -> list[Job]:
     if len(jobs) == 1:
         parse_target(jobs[0].scorer or targets[0])
     return jobs
+
+
+def _require_models(names: Collection[str]) -> None:
+    """Refuse the name of a check where a model should be."""
+    from ..invariants import CHECKS  # late: it brings torch
+
+    for name in names:
+        check = f"check_{name.removeprefix('check_')}"
+        if check in CHECKS and not Path(name).exists():
+            raise ValueError(
+                f"{name} is a check, not a model: each check has an option "
+                f"of its own, as --only shape --only {name}"
+            )
 
 
 def read_project(folder: Path) -> dict[str, dict[str, Any]]:

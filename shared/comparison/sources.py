@@ -2,11 +2,12 @@
 
 import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from pathlib import PurePath
 from typing import Any
 
@@ -69,7 +70,7 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[PartPair]]:
             for side, components in enumerate((ours, theirs))
         ]
         found[concept] = []
-        for pair in align(ours, theirs, keys):
+        for pair in align(ours, theirs, keys, _alike):
             parts = [None if c is None else read_part(c) for c in pair]
             left_rows, right_rows = (p.segments if p else () for p in parts)
             # a function does by itself what a class does in its forward
@@ -107,16 +108,69 @@ def align(
     left: Sequence[Any],
     right: Sequence[Any],
     keys: Sequence[Sequence[Hashable]],
+    alike: Callable[[Any, Any], int] | None = None,
 ) -> list[tuple[Any, Any]]:
     """Pair two sequences: equal keys together, the rest in order.
 
-    Each item stands in one pair, with None where it has no partner.
+    Each item stands in one pair, with None where it has no partner. Alike
+    says how well two items go together, where one side has more of them.
     """
     pairs: list[tuple[Any, Any]] = []
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     for _, a, a_end, b, b_end in matcher.get_opcodes():
-        pairs += zip_longest(left[a:a_end], right[b:b_end])
+        ours, theirs = left[a:a_end], right[b:b_end]
+        if alike is not None:
+            ours, theirs = _spread(ours, theirs, alike)
+        pairs += zip_longest(ours, theirs)
     return pairs
+
+
+def _spread(
+    left: Sequence[Any],
+    right: Sequence[Any],
+    alike: Callable[[Any, Any], int],
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Put None into the shorter one, so that the best partners meet."""
+    if len(left) > len(right):
+        right, left = _spread(right, left, lambda a, b: alike(b, a))
+        return left, right
+    places = combinations(range(len(right)), len(left))
+    best = max(
+        places,
+        key=lambda at: sum(
+            alike(a, right[i]) for a, i in zip(left, at, strict=True)
+        ),
+    )
+    spread: list[Any] = [None] * len(right)
+    for item, i in zip(left, best, strict=True):
+        spread[i] = item
+    return spread, right
+
+
+def _alike(one: Any, other: Any) -> int:
+    """Return how many words two components' names share, and their kind."""
+    words = [
+        {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
+        for name in (one.__qualname__, other.__qualname__)
+    ]
+    shared = {a for a in words[0] if any(b in a or a in b for b in words[1])}
+    return 2 * len(shared) + (type(one) is type(other))
+
+
+def parts_named(
+    sources: Mapping[str, Sequence[PartPair]], word: str
+) -> list[PartPair]:
+    """Return the pairs of which a part has a word in its name."""
+    return [
+        pair
+        for pairs in sources.values()
+        for pair in pairs
+        if any(p and word.lower() in p.name.lower() for p in _parts(pair))
+    ]
+
+
+def _parts(pair: PartPair) -> tuple[Part | None, Part | None]:
+    return pair.left, pair.right
 
 
 def _segments(code: str, line: int) -> list[Segment]:

@@ -1,6 +1,7 @@
 """Gradients as torch.autograd.grad returns them, whatever the graph."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +34,27 @@ def gradients_of(
     return grads
 
 
+def own_functions(value: Tensor) -> list[type]:
+    """Return the torch.autograd.Functions of a graph, the last one first."""
+    found = dict.fromkeys(
+        getattr(node, "_forward_cls", None) for node in _nodes(value)
+    )
+    return [function for function in found if function is not None]
+
+
 def _has_reentrant(value: Tensor) -> bool:
-    left, seen = [value.grad_fn], set[Any]()
+    return any(
+        node.name() == "CheckpointFunctionBackward" for node in _nodes(value)
+    )
+
+
+def _nodes(value: Tensor) -> Iterator[Any]:
+    """Yield the nodes of a graph, the last one first."""
+    left, seen = deque([value.grad_fn]), set[Any]()
     while left:
-        node = left.pop()
+        node = left.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            return True
+        yield node
         left += [before for before, _ in node.next_functions]
-    return False

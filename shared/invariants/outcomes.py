@@ -23,7 +23,11 @@ from ..running.errors import (
     places_in,
     sentence,
 )
+from ..running.places import place_of_def
 from ..running.ranks import current
+from ..running.subject import Subject
+from ..running.variant import build
+from ..settings import NEVER
 from .checks import CHECKS
 from .report import BAD
 
@@ -78,13 +82,17 @@ def outcome_of(name: str, error: Exception) -> Outcome:
     return Outcome(name, "error", message, error)
 
 
-def places_of(outcome: Outcome) -> list[dict[str, Any]]:
+def places_of(outcome: Outcome, subject: Subject) -> list[dict[str, Any]]:
     """Return the lines that a failure is about: each has a file and a line."""
     if outcome.status not in BAD:
         return []
     places = places_in(outcome.error)
     if outcome.error is None and outcome.proof:  # one that is required
         open_ = [one.place for one in outcome.proof.open]
+        if outcome.proof.never_given:
+            model = build(subject)
+            call = getattr(type(model), "forward", model)
+            open_.insert(0, place_of_def(call))
         places = places_in(FailureAt("", *open_))
     return places
 
@@ -121,8 +129,21 @@ def require_proof(run: "Run", outcome: Outcome) -> Outcome:
     whole = proof and not (proof.partial or proof.never_given)
     if proof and whole and ((run.conditions and proof.holds) or proof.proved):
         return outcome
-    message = f"a proof is required: {outcome.message}"
+    first = _to_be_given(proof.never_given) if proof else ""
+    message = f"a proof is required: {first}{outcome.message}"
     return replace(outcome, status="failed", message=message)
+
+
+def _to_be_given(names: list[str]) -> str:
+    """Say how arguments that were never given are given."""
+    if not names:
+        return ""
+    first = names[0]
+    were = "argument {} was" if len(names) == 1 else "arguments {} were"
+    return (
+        f"{were.format(', '.join(names))} never given: --documents {first}, "
+        f"--input {first}=my_pkg:make, or --input {first}={NEVER}; "
+    )
 
 
 def worst_of_processes(run: "Run", outcome: Outcome) -> Outcome:

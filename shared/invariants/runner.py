@@ -213,7 +213,7 @@ class Run:
             self._not_tried(outcome),
             None if proof is None else proof.to_dict(),
             error.facts if isinstance(error, Leaked) else None,
-            places_of(outcome),
+            places_of(outcome, self.subject),
         )
         return result, error
 

@@ -88,7 +88,7 @@ def _not_understood(found: Found) -> Iterator[Open]:
 def _loss_depends(found: Found, how: str) -> Iterator[Open]:
     """Yield the losses that depend on their target, or on a later one."""
     for place in found.notes.compared:
-        text = "the scores of a target depend on it, or on a later one"
+        text = "which token each row of its scores may see is not known"
         yield Open(f"{place}: {text} ({how})", place)
     if not found.notes.compared:
         text = "the loss depends on tokens other than by its cross-entropies"

@@ -6,6 +6,7 @@ on the piece before; whether the scores are right is the check's own matter.
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .context import during
-from .model.calling import MASK, maker_of, tensors_in, token_argument
+from .model.calling import MASK, TOKENS, maker_of, tensors_in, token_argument
 from .model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from .model.sizes import CONFIGS, declared
 from .program import Program
@@ -121,6 +122,8 @@ class Convention:
     apart: bool = True  # texts do not share a state
     # the user's maker of its cache, if no dtype is given to it
     without_dtype: str = ""
+    # starts again by resets, without setups; None where there are not both
+    reset: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
         """Read the signature."""
@@ -265,6 +268,8 @@ def conventions(
         title = getattr(user, "__name__", type(user).__name__)
         taken = [*inspect.signature(user).parameters]
         of_step = [n for n in taken[2:] if n in (*STRONG, *WEAK)]
+        if len(taken) > 2 and taken[1] in TOKENS:
+            of_step = of_step or taken[2:3]
         if taken[:1] == ["model"] and of_step:
             yield replace(  # step(model, tokens, cache), None at first
                 own,
@@ -278,6 +283,7 @@ def conventions(
         else:
             named = [name for name, _ in caches]
             named = named or [n for n in own.arguments if CACHED.search(n)]
+            named = named or _unknown_arguments(own)
             made = First(Empty.CALL, title)
             caches = [(n, {made: user}) for n in named] + caches
             without_dtype = "" if {*taken} & {"dtype", "model"} else title
@@ -316,6 +322,13 @@ def conventions(
         for method in setups.values():
             fill(method, subject, model, rows)
 
+    # what clears a cache may give its room back
+    again = {n: m for n, m in resets.items() if n.startswith("reset")}
+
+    def reset_only(rows: int) -> None:
+        for method in again.values():
+            fill(method, subject, model, rows)
+
     called = (*resets, *setups)
     for position in (*starts, None):
         if position or flags:
@@ -325,6 +338,7 @@ def conventions(
                 begin=begin,
                 strong=bool(called),
                 apart=False,
+                reset=reset_only if again and setups else None,
             )
 
 
@@ -341,6 +355,20 @@ def _by_lines(subject: Subject, program: Program) -> Iterator[Convention]:
             program.feed,
             apart=False,
         )
+
+
+def _unknown_arguments(own: Convention) -> list[str]:
+    """Return the arguments of a call whose names say nothing of their use."""
+    known = {
+        *(*TOKENS, own.caller.target_name, MASK, "mask"),
+        *(*POSITIONS, *STARTS, *own.caller.given),
+    }
+    none = None, inspect.Parameter.empty
+    return [
+        name
+        for name, p in own.arguments.items()
+        if name not in known and p.default in none
+    ]
 
 
 def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:
@@ -394,6 +422,7 @@ WORD = r"_(kv_?)?(cache|caches|state|states|hidden|memory|mems)"
 MAKES = re.compile(rf"(init|initial|make|new|create|empty|get){WORD}")
 SETUP = re.compile(rf"(setup|set|init|enable|allocate|build|make){WORD}")
 RESET = re.compile(rf"(reset|clear|empty|flush){WORD}")
+EMPTIES = re.compile(r"reset\w*|clear(_cache)?|empty|flush")  # of a cache
 # Sizes that a cache is made with, by the names of arguments and attributes.
 SIZE_NAMES = (
     ("n_kv_head", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
@@ -429,6 +458,22 @@ def methods_of(model: Any) -> dict[str, Any]:
             with suppress(Exception):  # a property of the user's
                 found[name] = getattr(model, name)
     return {name: m for name, m in found.items() if inspect.ismethod(m)}
+
+
+def emptier_of(cache: Any) -> Any:
+    """Return the method by which a cache of the user's own class is emptied.
+
+    None where it has none, or several, or one that takes something.
+    """
+    kind = type(cache)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or "-packages" in file:
+        return None
+    names = [n for n in dir(kind) if EMPTIES.fullmatch(n)]
+    method = getattr(cache, names[0]) if len(names) == 1 else None
+    if not inspect.ismethod(method) or inspect.signature(method).parameters:
+        return None
+    return method
 
 
 def makers_of(model: Any) -> dict[str, Any]:

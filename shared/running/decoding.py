@@ -110,13 +110,14 @@ class Decoder:
         other[:, :end] = (tokens[:, :end] + 1) % subject.vocab_size
         if time == 1:
             return NONE
+        self.most, self.then_one = None, False
         strong = way.strong or any("cache" in flag for flag in way.flags)
         surely = UNUSED if strong else NONE
+        by_one = way.strong or way.position is not None
         after = []
         for ids in (tokens, other):
             try:
-                text = Text(way, rows)
-                text.feed(ids[:, :end])
+                text = self._begun(way, ids[:, :end], by_one)
             except ModelRaised as error:
                 self.reason = self.reason or f"{way.says}: {error}"
                 return NONE
@@ -146,6 +147,26 @@ class Decoder:
             self.convention = kept
         gap = (full - decoded)[:, self.scored].abs().max()
         return RIGHT if gap <= SPREAD_OF_A_RIGHT_WAY * full.std() else WRONG
+
+    def _begun(self, way: Convention, ids: Tensor, by_one: bool) -> Text:
+        """Return a text that begins with these ids, which a way may refuse.
+
+        By one: whether they may be fed one by one where all are refused.
+        """
+        try:
+            text = Text(way, len(ids))
+            text.feed(ids)
+        except ModelRaised as error:
+            if not by_one:
+                raise
+            text = Text(way, len(ids))
+            try:
+                for piece in ids.split(1, 1):
+                    text.feed(piece)
+            except ModelRaised:
+                raise error from error.__cause__
+            self.most = 1
+        return text
 
     def full(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the scores of the full forward."""

@@ -43,6 +43,10 @@ class ModelRaised(AssertionError):
     """
 
 
+class NoTargetLeftOut(ModelRaised):
+    """A loss counts targets that are marked as absent; check_loss says so."""
+
+
 class FailureAt(AssertionError):
     """A failure, with the lines that it is about, the likeliest first."""
 

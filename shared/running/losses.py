@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .model.calling import find_loss
@@ -175,8 +175,43 @@ def _wrong_losses(
             "averaged over padding, too": each.mean(),
             f"that counts {none} as id 0": mean_loss(scores, filled, shift),
         }
+        found |= _of_chunks(each, counted)
+        if not shift:
+            turned = targets.mT.reshape(targets.shape)
+            found["of targets transposed"] = mean_loss(scores, turned, 0, mark)
         losses |= {f"{name}{where}": loss for name, loss in found.items()}
     return losses
+
+
+def _of_chunks(
+    each: Float[Tensor, "batch time"], counted: Bool[Tensor, "batch time"]
+) -> dict[str, Tensor]:
+    """Return losses that are taken in chunks, of all targets or along time.
+
+    Each chunk's mean counts the same, or they are summed, or what does not
+    fill a chunk is dropped.
+    """
+    mean, found = each.sum() / counted.sum(), dict[str, Tensor]()
+    for count in range(2, each.numel()):
+        found[f"{count} times as large, as a sum over {count} chunks"] = (
+            count * mean
+        )
+    flat = each.view(1, -1), counted.view(1, -1)
+    for (losses, shown), of in ((flat, ""), ((each, counted), " along time")):
+        for size in range(2, losses.size(1)):
+            parts = zip(
+                losses.split(size, 1), shown.split(size, 1), strict=True
+            )
+            means = torch.stack([x.sum() / n.sum() for x, n in parts])
+            whole = losses.size(1) // size * size
+            kept = losses[:, :whole].sum() / shown[:, :whole].sum()
+            chunks = f"chunks of {size}{of}"
+            found |= {
+                f"of {chunks}, whose last one is dropped": kept,
+                f"of {chunks}, the mean of their means": means.mean(),
+                f"of {chunks}, the sum of their means": means.sum(),
+            }
+    return found
 
 
 def scores_and_loss(

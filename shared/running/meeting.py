@@ -121,7 +121,10 @@ def meet(
     outputs, seed, documents = (
         given[name] for name in ("outputs", "seed", "documents")
     )
-    builder = Builder(model_or_factory, seed, given["device"])
+    window = given["window"]
+    if window is not None and window < 1:
+        raise ValueError(f"window must be a positive number, got {window}")
+    builder = Builder(model_or_factory, seed, given["device"], window)
     model = builder.build()
     builder.keep_shared(model)
     weights = model.parameters() if isinstance(model, nn.Module) else ()

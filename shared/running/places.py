@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,12 @@ NOT_THE_MODEL = (
     copy.__file__,  # its lines copy a model's value
     *KIT,
 )
+
+# packages that carry out operations for a line of the model
+OF_HELPERS = [
+    f"-packages{os.sep}{name}{os.sep}"
+    for name in ("einops", "opt_einsum", "beartype", "typeguard", "tensordict")
+]
 
 OPERATORS = {
     "matmul": "@",
@@ -274,6 +280,16 @@ def place_of_code(function: object) -> Place:
     return Place(code.co_filename, code.co_firstlineno, code.co_name)
 
 
+def place_of_def(function: object) -> Place:
+    """Return the line of a function's def, below its decorators."""
+    place, code = place_of_code(function), code_of(function)
+    lines = [] if code is None else lines_of_code(code)
+    for above, line in enumerate(lines):
+        if line.lstrip().startswith("def "):
+            return replace(place, line=place.line + above)
+    return place
+
+
 @cache
 def _span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
     """Return an expression's columns and last line; 0: Python kept none."""
@@ -285,8 +301,11 @@ def _span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
 @cache
 def _skipped(file: str) -> bool:
     """Whether a file belongs to no model."""
-    return file.startswith("<") or os.path.abspath(file).startswith(
-        NOT_THE_MODEL
+    path = os.path.abspath(file)
+    return (
+        file.startswith("<")
+        or path.startswith(NOT_THE_MODEL)
+        or any(folder in path for folder in OF_HELPERS)
     )
 
 

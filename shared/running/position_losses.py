@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .errors import ModelRaised
+from .errors import ModelRaised, NoTargetLeftOut
 from .model.calling import find_loss
 from .tolerances import SPLIT_LOSS_SHARE
 
@@ -59,7 +59,7 @@ class PositionLosses:
         if self.mark is None:
             self.mark = next(filter(leaves_out, MARKS), None)
         if self.mark is None:
-            raise ModelRaised("no target can be left out of the loss")
+            raise NoTargetLeftOut("no target can be left out of the loss")
         mark, others = self.mark, targets ^ 1
         places = product(range(rows), range(time))
         each = torch.stack(

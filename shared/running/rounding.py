@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from ..validation import dtype_name
 from .errors import NotFinite
 from .model.building import Model
-from .operations import is_plain, operations_through
+from .operations import UNSET, is_plain, operations_through
+from .places import Place, find_place
 from .ranks import local
 from .tolerances import (
     FLOOR_UNITS,
@@ -227,6 +228,27 @@ class Inside:
         if any(isinstance(x, Tensor) and _rounds(x) for x in args):
             self.operations.add(name)
         return answer
+
+
+class FirstNaN:
+    """Notes the line of the first operation that makes a NaN of numbers."""
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+
+    def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Carry out an operation, and look for NaN in what it returns."""
+        answer = func(*args, **kwargs)
+        parts = answer if isinstance(answer, list | tuple) else [answer]
+        if self.place is None and name not in UNSET and any(map(_odd, parts)):
+            self.place = find_place(name)
+        return answer
+
+
+def _odd(part: Any) -> bool:
+    """Whether a tensor has NaN."""
+    floats = isinstance(part, Tensor) and part.is_floating_point()
+    return floats and bool(part.isnan().any())
 
 
 @torch.no_grad()

@@ -445,8 +445,9 @@ def larger(
 ) -> Variant | None:
     """Return a copy with larger weights, or None where there is none.
 
-    Zeros in trainable parameters are redrawn, and each matrix is scaled up
-    until its products have a size (a root mean square).
+    Zeros in trainable parameters are redrawn, vectors of equal numbers are
+    spread, and each matrix is scaled up until its products have a size (a
+    root mean square).
 
     Args:
         subject: the model; its budget notes why there is no such copy.
@@ -484,6 +485,7 @@ def _enlarged(subject: Subject, case: Case, time: int) -> Copy:
     generator = subject.generator()
     with isolated(subject.seed):
         redraw_zeros(model, generator)
+        spread_equal(model, generator)
         scale_up(model, case.size)
         variant.scores(subject.draw(2, 8, generator))
         if time > 8:
@@ -525,6 +527,26 @@ def redraw_zeros(
             noise = torch.randn(parameter.shape, generator=generator)
             noise = noise.to(parameter) * size
             parameter.copy_(torch.where(chosen, noise, parameter))
+
+
+@torch.no_grad()
+def spread_equal(model: nn.Module, generator: torch.Generator) -> None:
+    """Scale each number of trainable vectors of equal ones by 0.5 to 1.
+
+    A gain of ones hides where it is used twice, or not at all. No factor is
+    above 1: a decay would grow without a bound.
+    """
+    for index, parameter in enumerate(model.parameters()):
+        p = local(parameter)
+        hooks = getattr(parameter, "_backward_hooks", None)
+        if not parameter.requires_grad or hooks or not is_plain(type(p)):
+            continue
+        if max(p.shape, default=1) != p.numel() or not p.is_floating_point():
+            continue
+        if bool((p == p.flatten()[:1]).all()) and bool(p.any()):
+            if current() is not None:  # the same on each rank
+                generator = torch.Generator().manual_seed(index)
+            p.mul_(1 - torch.rand(p.shape, generator=generator).to(p) / 2)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..running.context import during, seed_all
-from ..running.conventions import POSITIONS, Text
+from ..running.conventions import POSITIONS, Text, emptier_of
 from ..running.decoding import WRONG, Decoder
 from ..running.errors import FailureAt, ModelRaised, SkipCheck, sentence
 from ..running.model.calling import MASK, token_argument
@@ -44,24 +44,67 @@ class CacheComparison:
         self.decoder = decoder
 
     def require_reset(self, time: int, generator: torch.Generator) -> None:
-        """Require that a text in the model's own cache leaves nothing."""
+        """Require that a text leaves nothing, whatever starts another."""
         decoder = self.decoder
-        if decoder.convention.apart:
+        chosen = decoder.convention
+        tokens = decoder.draw(1, time, generator)
+        feed = partial(decoder.in_pieces, tokens, [1] * time)
+        if chosen.apart:
+            self._require_emptied(tokens)
             return
         decoder.start_again()
-        tokens, said = decoder.draw(1, time, generator), ""
-        first = decoder.in_pieces(tokens, [1] * time)
+        first = feed()
+        self._require_again(first, feed)
+        if chosen.reset is None:
+            return
+        feed()  # with room
+        decoder.convention = replace(chosen, begin=chosen.reset)
+        names = [n for n in chosen.way.methods if n.startswith("reset")]
         try:
-            second = decoder.in_pieces(tokens, [1] * time)
-            size = float(gaps(first, second).max())
+            again = feed()
+        except ModelRaised:  # it gives the room back
+            return
+        finally:
+            decoder.convention = chosen
+        self._require_again(first, lambda: again, f" after {names[0]}() only")
+
+    def _require_emptied(self, tokens: Tensor) -> None:
+        """Require that a cache is empty after its own method empties it."""
+        decoder = self.decoder
+
+        def fed(cache: Any = None) -> tuple[Tensor, Any]:
+            text = Text(decoder.convention, 1)
+            text.cache = text.cache if cache is None else cache
+            pieces = tokens.split(1, 1)
+            scores = [decoder.scores(text, piece) for piece in pieces]
+            return torch.cat(scores, 1), text.cache
+
+        first, cache = fed()
+        empties = emptier_of(cache)
+        if empties is None:
+            return
+        with suppress(ModelRaised):  # it may give its room back
+            with during("to empty a cache"):
+                empties()
+            again, _ = fed(cache)
+            how = f" after {empties.__name__}() of its cache"
+            self._require_again(first, lambda: again, how)
+
+    def _require_again(
+        self, first: Tensor, feed: Callable[[], Tensor], how: str = ""
+    ) -> None:
+        """Require the scores of a text when it is fed again."""
+        said = ""
+        try:
+            size = float(gaps(first, feed()).max())
             if size > floor(first):
-                said = f"the same tokens again differ by {size:.2g}"
+                said = f"the same tokens again{how} differ by {size:.2g}"
         except ModelRaised as error:
             said = str(error)
         if said:
             raise AssertionError(
-                f"with a cache ({decoder.convention.says}), {time} tokens "
-                f"stay for the text after them: {said}"
+                f"with a cache ({self.decoder.convention.says}), "
+                f"{first.size(1)} tokens stay for the text after them: {said}"
             )
 
     def require_plain(self, time: int, generator: torch.Generator) -> None:
@@ -333,6 +376,7 @@ COUNTS = (
     *("max_tokens", "num_tokens", "n_tokens", "steps"),
 )
 GREEDY = {"do_sample": False, "top_k": 1, "temperature": 1.0}
+STEP = "step(model, tokens, cache)"
 NEEDED = (
     "give the model init_cache(batch) and decode(tokens, cache), or name "
     "what makes its cache: --cache my_pkg:make_cache"
@@ -354,8 +398,7 @@ def compare_generate(subject: Subject, reason: str) -> str:
         may = [n for n in subject.caller.optional if CACHED.search(n)]
         if may and not reason:
             reason = f"{' and '.join(may)} may take one"
-        because = f" ({reason})" if reason else ""
-        raise SkipCheck(f"no cache was found{because}: {NEEDED}")
+        raise SkipCheck(_not_found(subject, fresh.model, reason))
     subject.require_no_noise()
     options = {n: v for n, v in GREEDY.items() if n in arguments}
     prompt = subject.draw(4, subject.block_size // 2).to(subject.device)
@@ -383,6 +426,21 @@ def compare_generate(subject: Subject, reason: str) -> str:
                 f"cache and {without} without, behind {prompt.size(1)} tokens"
             )
     return f"decoding: {ways}: the same ids"
+
+
+def _not_found(subject: Subject, model: Any, reason: str) -> str:
+    """Return why nothing can be decoded, and what its user can give."""
+    because, maker = f" ({reason})" if reason else "", subject.make_cache
+    if maker is None:
+        return f"no cache was found{because}: {NEEDED}"
+    title = getattr(maker, "__name__", type(maker).__name__)
+    arguments, name = token_argument(model)
+    names = ", ".join(dict.fromkeys(filter(None, (name, *arguments))))
+    return (
+        f"{title} makes a cache, but no argument of forward({names}) is known "
+        f"to take it{because}: give a {STEP}, which returns scores and the "
+        f"cache, None at first: --cache my_pkg:step"
+    )
 
 
 def _rows(answer: Any) -> Tensor:

@@ -18,6 +18,7 @@ from cached_models import (
     WindowThenOne,
     in_any,
 )
+from small_gpt import CachedGPT, Past
 from strategies import one_in
 
 from gpt_duet.comparison.values.decoding import diff_cache
@@ -164,6 +165,52 @@ def test_what_a_cache_promises_is_required(kind, maker, words):
     report = check_model(kind, checks=["cache"], cache=maker, block_size=16)
     assert report.results[0].status == "failed"
     assert words in report.results[0].message
+
+
+class CacheOfAnyName(CachedGPT):
+    """Takes its cache by a name that says nothing; None is refused."""
+
+    init_cache = None
+
+    def forward(self, x, pack=None, rem=None):
+        if rem is None:
+            return super().forward(x)
+        return self.decode(x, rem)
+
+
+class CacheOfNoDefault(CacheOfAnyName):
+    """The same, and without a cache it has a value of its own."""
+
+    def forward(self, x, pack=None, rem="none"):
+        return super().forward(x, rem=None if rem == "none" else rem)
+
+
+def past(batch):
+    return Past()
+
+
+def step(model, x, rem):
+    return model(x, rem=rem or Past())
+
+
+@pytest.mark.parametrize(
+    ("kind", "maker", "status", "words"),
+    [
+        (CacheOfAnyName, past, "passed", "decoding: rem=past(): lengths to"),
+        (
+            CacheOfNoDefault,
+            past,
+            "skipped",
+            "past makes a cache, but no argument of forward(x, pack, rem) is "
+            "known to take it: give a step(model, tokens, cache)",
+        ),
+        (CacheOfNoDefault, step, "passed", "decoding: step(model, x, rem): "),
+    ],
+)
+def test_a_cache_of_an_unknown_name(kind, maker, status, words):
+    result = check_model(kind, checks=["cache"], cache=maker).results[0]
+    assert result.status == status, result.message
+    assert words in result.message
 
 
 def test_there_are_enough_conventions():

@@ -217,6 +217,12 @@ ROWS = [
         r"^proved at .* another, .* apart by sizes\(\)",
     ),
     (CountedInVain, sizes, "failed", r"let through at small_gpt\.py"),
+    (
+        CountedInVain,
+        sizes,
+        "failed",
+        r"; way: small_gpt\.py:\d+ `scores\.masked_fill",
+    ),
     (Packed, "doc_ids", "passed", "^proved at .*apart by doc_ids$"),
     (FromOne, None, "passed", "apart by doc_ids counted from 1$"),
     (WithLoss, None, "passed", "the loss counts the first token of a docum"),

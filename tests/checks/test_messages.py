@@ -60,6 +60,28 @@ def positions_of_the_mask(self, tokens):
     return x + self.wpe(at)
 
 
+def chunks(scores, ids, size):
+    """The losses of chunks of all targets, as they lie in memory."""
+    pairs = zip(
+        scores.flatten(0, 1).split(size),
+        ids.flatten().split(size),
+        strict=True,
+    )
+    return torch.stack([F.cross_entropy(*pair) for pair in pairs])
+
+
+class FifthsCounted(TrainableGPT):
+    """A fused loss counts whole chunks of 5 targets, and drops the rest."""
+
+    def forward(self, tokens, targets=None):
+        scores = GPT.forward(self, tokens)
+        if targets is None:
+            return scores, None
+        size = max(targets.numel() // 5 * 5, 1)
+        flat = scores.flatten(0, 1)[:size], targets.flatten()[:size]
+        return None, F.cross_entropy(*flat)
+
+
 class Unscaled(Attention):
     def scores(self, q, k):
         return q @ k.mT
@@ -815,6 +837,13 @@ FAILED = [
     (gpt(FORGETS, chunk_size=6), "context_use", ""),
     (partial(fading, 9), "context_use", "never change with token 9$"),
     (
+        FORGETS,
+        "context_use",
+        "tokens 0, 1; .*; if a window is meant, set sliding_window on the "
+        r"model or its config, or give window=(\d+) \(in the shell --wind"
+        r"ow \1\)$",
+    ),
+    (
         BUILDS["no_mask"],
         "causality",
         r"^position 0 sees token 1: small_gpt\.py:\d+ `.*softmax\(-1\)` lets "
@@ -1026,6 +1055,24 @@ FAILED = [
         for words, loss in (
             ("in bits", lambda x, i: mean(x, i) / math.log(2)),
             (
+                "of targets transposed",
+                lambda x, i: mean(x, i.mT.reshape(i.shape)),
+            ),
+            (
+                "of chunks of 9, the mean of their means",
+                lambda x, i: chunks(x, i, 9).mean(),
+            ),
+            (
+                "3 times as large, as a sum over 3 chunks",
+                lambda x, i: chunks(x, i, 8).sum(),
+            ),
+            (
+                "of chunks of 4 along time, the mean of their means",
+                lambda x, i: (
+                    mean(x[:, :4], i[:, :4]) / 2 + mean(x[:, 4:], i[:, 4:]) / 2
+                ),
+            ),
+            (
                 "that leaves the last position out",
                 lambda x, i: mean(x[:, :-1], i[:, :-1]),
             ),
@@ -1140,3 +1187,46 @@ def test_what_a_hundred_steps_teach(size, back, words, monkeypatch):
     build = partial(gpt(Scales, back=back), block_size=size)
     report = check_model(build, checks=["entropy_bound"])
     assert re.search(words, report.results[0].message), str(report)
+
+
+class HiddenRows(Padded):
+    """A row that hides all keys of a position divides 0 by 0."""
+
+    def padded(self, mask, shown):
+        own = torch.eye(mask.size(-1)).bool()
+        return mask & (shown & ~own | shown.all(-1, keepdim=True))
+
+
+def test_scores_that_are_nan_name_the_way_and_the_line():
+    report = check_model(HiddenRows, checks=["causality"], block_size=8)
+    said = report.results[0].message
+    assert report.failed == ["check_causality"], said
+    words = (
+        r"scores that are compared are NaN.*, with a left-padded attention "
+        r"mask.*, at length \d+; the first NaN is made at small_gpt\.py:\d+ "
+        r"`.*softmax\(-1\)`; check_finite is about this"
+    )
+    assert re.search(words, said), said
+
+
+class Moves(GPT):
+    """A buffer that each call moves, in eval mode as well."""
+
+    def add_parts(self, dim):
+        self.register_buffer("mean", torch.zeros(dim))
+
+    def scores(self, x):
+        self.mean = self.mean + x.detach().mean((0, 1))
+        return super().scores(x + self.mean)
+
+
+def test_a_buffer_that_moves_is_one_failure():
+    names = ["shape", "determinism"]
+    report = check_model(Moves, checks=names, block_size=8)
+    assert report.failed == ["check_determinism"], str(report)
+
+
+def test_a_chunk_that_a_loss_drops_is_a_fault_of_check_loss_only():
+    report = check_model(FifthsCounted, checks=["causality", "loss"])
+    assert report.failed == ["check_loss"], str(report)
+    assert "whose last one is dropped" in report.results[1].message

@@ -120,3 +120,24 @@ def test_a_cache_that_fails_has_the_line_that_its_message_names(name):
     (place,) = result.places
     assert place["file"].endswith("zoo/small_gpt.py")
     assert f"small_gpt.py:{place['line']} " in result.message
+
+
+HELPER = """
+def turned(x):
+    return x.flip(1)
+"""
+
+
+def test_the_line_is_the_users_own_where_a_helper_carries_it_out():
+    helper = {}
+    file = "/env/site-packages/einops/_backends.py"
+    exec(compile(HELPER, file, "exec"), helper)
+
+    class Helped(Wrong):
+        def forward(self, idx):
+            x = helper["turned"](self.table(idx).cumsum(1))
+            return self.head(x)
+
+    report = check_model(lambda: Helped(""), checks=["causality"])
+    (result,) = report.results
+    assert result.places[0]["line"] == line_of('helper["turned"](self'), result

@@ -196,12 +196,19 @@ def test_an_argument_that_is_never_given_stands_first(here, project):
     status, out, _ = here(model, *only)
     assert (
         status,
-        "required: never given: hint; proved" in " ".join(out.split()),
+        "required: argument hint was never given: --documents hint, --input "
+        "hint=my_pkg:make, or --input hint=never; " in " ".join(out.split()),
     ) == (1, True)
     found = json.loads((project / "out.json").read_text())["models"][0]
     assert found["never_given"] == ["hint"]
     assert found["results"][0]["proof"]["never_given"] == ["hint"]
     assert found["results"][0]["proof"]["proved"]
+    place = found["results"][0]["places"][0]
+    line = (
+        (project / place["file"]).read_text().splitlines()[place["line"] - 1]
+    )
+    assert "def forward" in line
+    assert "hint" in line
     status, out, _ = here(model, *only, "--input", "hint=never")
     assert (
         status,
@@ -279,6 +286,13 @@ def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):
         (["my_pkg.model:needs"], "needs(size, depth) needs size and depth"),
         (["my_pkg.model:asks"], "no arguments: asks(size) needs size"),
         (["annotated", "--block-size", "0"], "--block-size must be at least"),
+        (["my_pkg.model:build", "--window", "0"], "--window must be at least"),
+        (["my_pkg.modle:build"], "did you mean my_pkg.model?"),
+        (["my_pkg.modle"], "did you mean my_pkg.model?"),
+        (
+            ["annotated", "--only", "shape", "causality"],
+            "causality is a check, not a model: each check has an option of",
+        ),
         (["annotated", "--bogus"], "No such option: --bogus"),
         (["annotated", "--seed", "x"], "gpt-duet check -h lists what there"),
         (["my_pkg/model.py"], "; it has build, Tiny, Leaky, Fo"),

@@ -74,6 +74,28 @@ def test_wide_is_two_columns(diff, width):
     assert any(line.count("def forward(") == 2 for line in starts)
 
 
+def test_a_part_of_a_concept_is_shown_by_its_name(diff):
+    out, err = diff("norm", "--width=200")
+    assert err == ""
+    assert "class LayerNorm" in out
+    assert "def layer_norm" in out
+    assert "class SublayerConnection" not in out
+
+
+def test_parts_stand_next_to_those_that_do_the_same():
+    """A cache stands next to a cache, and a function has no counterpart."""
+    pairs = {
+        pair.left.name: pair.right.name if pair.right else None
+        for pair in pair_sources(annotated, mingpt_style)["attention"]
+        if pair.left
+    }
+    assert pairs == {
+        "MultiHeadedAttention": "CausalSelfAttention",
+        "attention": None,
+        "CachedAttention": "KeyValueCache",
+    }
+
+
 def test_without_a_concept_all_are_shown(diff):
     out, _ = diff("--width=170")
     titles = [f"{name}  {concept.does}" for name, concept in KNOWN.items()]

@@ -133,6 +133,7 @@ def test_the_difference_of_scores_alone(model):
         assert found.same
         assert found.sentence.startswith("one function: scores ")
         assert f"{found.names[1]} is {WORDS}, and its scores" in str(found)
+        assert "numpy.savez('arrays.npz', **arrays)" in str(found)
         assert not found.shares_nothing
     for sides in ((model, shifted), (shifted, model), (ported, shifted)):
         found = diff_by_value(*sides, **{"vocab_size": 29})

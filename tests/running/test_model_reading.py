@@ -866,3 +866,42 @@ def test_a_scripted_model_is_checked():
     report = check_model(bigrams, vocab_size=50, block_size=8)
     assert "error" not in {result.status for result in report.results}
     assert report.failed == ["check_order_sensitivity"]
+
+
+class SizesInC(Unlimited):
+    """Its sizes are in an attribute of a name that says nothing."""
+
+    def __init__(self, kind):
+        super().__init__()
+        sizes = {"vocab_size": self.vocab_size, "block_size": 8}
+        self.c = kind(sizes)
+        del self.vocab_size, self.block_size
+
+
+@dataclass
+class Sizes:
+    vocab_size: int
+    block_size: int
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [dict, lambda sizes: SimpleNamespace(**sizes), lambda s: Sizes(**s)],
+)
+def test_sizes_are_read_in_attributes_that_hold_settings(kind):
+    subject = meet(lambda: SizesInC(kind))
+    assert (subject.vocab_size, subject.block_size) == (VOCAB, 8)
+
+
+def test_a_model_without_sizes_is_told_where_they_are_looked_for():
+    with pytest.raises(UnusableModel, match="dataclass, a dict or a namesp"):
+        meet(lambda: SizesInC(lambda sizes: None))
+
+
+def test_a_window_may_be_given():
+    window = BUILDS["window_undeclared"]
+    for given, status in ((6, "passed"), (None, "failed"), (14, "failed")):
+        report = check_model(window, checks=["context_use"], window=given)
+        assert report.results[0].status == status, str(report)
+    with pytest.raises(ValueError, match="window must be a positive number"):
+        meet(window, window=0)

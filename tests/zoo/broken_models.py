@@ -7,6 +7,7 @@ that must catch it. `only` marks a fault that no other check can see.
 """
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ import torch.nn.functional as F
 from correct_models import (
     BiasByDistance,
     DoubledRoom,
+    Fused,
+    FusedWithZLoss,
     OneFactorZero,
+    Resettable,
     TakesAll,
     TakesEnds,
 )
@@ -1407,6 +1411,47 @@ def loss_learns_the_sum(self, logits, targets):
     return mean.detach() + total - total.detach()
 
 
+@broken("check_loss", Fused, "gradient", only=True)
+def fused_learns_the_sum(self, logits, targets):
+    """A fused loss without scores is the mean, its gradient the sum's."""
+    mean = Fused.gradient(self, logits, targets)
+    return mean * (targets != -100).sum()
+
+
+@broken("check_loss", Fused, "gradient", only=True)
+def fused_learns_other_targets(self, logits, targets):
+    """The gradient that a fused loss keeps is that of targets moved by one."""
+    return Fused.gradient(self, logits, targets.roll(1))
+
+
+@broken("check_loss", FusedWithZLoss, "gradient")
+def fused_twice_in_training(self, logits, targets):
+    """In train mode, next to a z-loss, a fused gradient is twice as large."""
+    return (1 + self.training) * Fused.gradient(self, logits, targets)
+
+
+@broken("check_gradients", Fused, "scaled", only=True)
+def incoming_ignored(self, gradient, incoming):
+    """A fused loss's backward pass ignores the incoming gradient."""
+    return gradient
+
+
+@broken("check_gradients", only=True)
+class IncomingIgnoredWithScores(Fused):
+    """The same, and the scores come back with the loss."""
+
+    with_scores = True
+
+    def scaled(self, gradient, incoming):
+        return gradient
+
+
+@broken("check_gradients", Fused, "scaled", only=True)
+def sign_of_incoming(self, gradient, incoming):
+    """In train mode a fused loss reads only the incoming gradient's sign."""
+    return gradient * (incoming.sign() if self.training else incoming)
+
+
 @broken("check_loss", TrainableGPT, "loss", vocab_size=600, only=True)
 def last_id_ignored(self, logits, targets):
     """The loss ignores the last id, which ends a text: none learns to end."""
@@ -1510,6 +1555,93 @@ def queries_and_keys_zero(self, dim):
     """Queries and keys start at 0, both, in one matrix with the values."""
     nn.init.zeros_(self.qkv.weight[: 2 * dim])
     nn.init.zeros_(self.qkv.bias[: 2 * dim])
+
+
+class OneExpert(Mixer):
+    """Each token goes to the best of three experts."""
+
+    part = "mlp"
+
+    def make_parts(self, dim):
+        self.router = nn.Linear(dim, 3, bias=False)
+        self.experts = nn.ModuleList(MLP(dim) for _ in range(3))
+
+    def weight(self, p):
+        return p
+
+    def forward(self, x):
+        p, chosen = self.router(x).softmax(-1).topk(1, -1)
+        y = torch.stack([expert(x) for expert in self.experts], -2)
+        at = chosen.unsqueeze(-1).expand(*chosen.shape, x.size(-1))
+        return self.weight(p) * y.gather(-2, at).squeeze(-2)
+
+
+@broken("check_gradient_flow", OneExpert, "weight")
+def weight_divided_by_itself(self, p):
+    """With one expert for each token its weight is divided by itself."""
+    return p / (p.sum(-1, keepdim=True) + 1e-20)
+
+
+@broken("check_gradient_flow", OneExpert, "weight")
+def weight_nearly_one(self, p):
+    """The same, and the sum has an eps that leaves 1e-9 of the gradient."""
+    return p / (p.sum(-1, keepdim=True) + 1e-9)
+
+
+@broken("check_gradient_flow", only=True)
+class KeysOfOneToken(Mixer):
+    """All keys are those of the first token: softmax ignores both factors."""
+
+    def make_parts(self, dim):
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in "qkv")
+
+    def forward(self, x, mask):
+        k = self.k(x[:, :1]).expand_as(x)
+        scores = self.q(x) @ k.mT
+        return scores.masked_fill(~mask, -INF).softmax(-1) @ self.v(x)
+
+
+class Skips(GPT):
+    """Two skips from the embeddings, each with a weight of its own."""
+
+    def add_parts(self, dim):
+        self.skip = nn.Parameter(torch.ones(2))
+
+    def weight(self, number):
+        return self.skip[number]
+
+    def body(self, x, mask):
+        y = super().body(x, mask) + self.weight(0) * x
+        return y.tanh() + self.weight(1) * x
+
+
+@broken("check_gradient_flow", Skips, "weight", only=True)
+def first_skip_twice(self, number):
+    """Of two weights of skips the second is never read."""
+    return self.skip[0]
+
+
+@broken("check_gradient_flow", only=True)
+class PairsOfSkips(Skips):
+    """A table of two skips for each of three layers: one is never read."""
+
+    def add_parts(self, dim):
+        self.skip = nn.Parameter(torch.ones(3, 2))
+
+    def weight(self, number):
+        return (
+            self.skip[2, 1]
+            if number
+            else self.skip[:2].prod() * (self.skip[2, 1])
+        )
+
+
+@broken("check_gradient_flow", GPT, "scores", only=True)
+def gain_cut_short(self, x):
+    """The last norm's gain is read but for its last entry."""
+    gain = torch.cat([self.ln.weight[:-1], torch.ones_like(x[0, 0, :1])])
+    x = F.layer_norm(x, x.shape[-1:], gain, self.ln.bias)
+    return self.head(x)
 
 
 # --- Checkpoints ------------------------------------------------------------
@@ -1855,6 +1987,119 @@ def cache_mask_top_left(self, past, size):
 def cache_mask_missing(self, past, size):
     """Pieces are decoded without a mask: right for single tokens."""
     return torch.ones_like(CachedGPT.past_mask(self, past, size))
+
+
+@broken("check_cache", CachedGPT, "decode", only=True)
+def single_positions_stay(self, tokens, cache):
+    """decode takes one token at a time, whose position never moves."""
+    if tokens.size(1) != 1:
+        raise RuntimeError("one token at a time")
+    table = self.wpe.weight
+    with swapped(self.wpe, table[:1].expand_as(table)):
+        return CachedGPT.decode(self, tokens, cache)
+
+
+@broken("check_cache", only=True)
+class SingleTurnsRows(CacheInTheCall):
+    """Its call takes one token with a cache, and turns the rows each time."""
+
+    class cache(Past):
+        def join(self, old_k, old_v, k, v):
+            return super().join(old_k.flip(0), old_v.flip(0), k, v)
+
+    def forward(self, tokens, past_key_values=None, use_cache=False):
+        if use_cache and tokens.size(1) > 1:
+            raise NotImplementedError("one token at a time")
+        return super().forward(tokens, past_key_values, use_cache)
+
+
+@broken("check_cache", only=True)
+class SinglePutsInFront(CacheInside):
+    """Told where it is, a call takes one token, put before the old ones."""
+
+    class cache(Past):
+        def extend(self, attention, k, v):
+            k, v = super().extend(attention, k, v)
+            return k, v.roll(1, -2)
+
+    def forward(self, tokens, start_pos=None):
+        if start_pos is None:
+            return GPT.forward(self, tokens)
+        if tokens.size(1) > 1:
+            raise IndexError(f"{tokens.size(1)} tokens, and room for one")
+        self.begin(start_pos)
+        return self.decode(tokens, self.past)[0]
+
+
+@contextmanager
+def swapped(module, weight):
+    """Let a module have another weight for a while."""
+    own, module.weight = module.weight, nn.Parameter(weight)
+    yield
+    module.weight = own
+
+
+@broken("check_cache", Resettable, "reset_caches", only=True)
+def reset_keeps_position(self):
+    """reset_caches() clears the numbers, and the position goes on."""
+    self.past.kept = {
+        attention: [kept * 0 for kept in pair]
+        for attention, pair in self.past.kept.items()
+    }
+
+
+@broken("check_cache", Resettable, "reset_caches", only=True)
+def reset_to_first_token(self):
+    """reset_caches() keeps the first token, as if each text began so."""
+    past = self.past
+    past.length = min(past.length, 1)
+    past.kept = {a: [x[..., :1, :] for x in p] for a, p in past.kept.items()}
+
+
+@broken("check_cache", only=True)
+class CacheResetsNothing(CachedGPT):
+    """The cache's own reset() clears its numbers, and keeps its length."""
+
+    class cache(Past):
+        def reset(self):
+            for attention, pair in self.kept.items():
+                self.kept[attention] = [kept * 0 for kept in pair]
+
+
+@broken("check_cache", only=True)
+class KeptNormedAgain(CachedGPT):
+    """Kept keys have their gain of ones a second time. (DeepSeek's latents)"""
+
+    class mixer(Attention):
+        def add_parts(self, dim):
+            self.gain = nn.Parameter(torch.ones(dim // self.heads))
+
+        def forward(self, x, mask, past=None):
+            q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+            k = F.normalize(k, dim=-1) * self.gain
+            if past is not None:
+                k, v = past.extend(self, k, v)
+                k = F.normalize(k, dim=-1) * self.gain
+            return self.out(self.merge(self.attend(4 * q, k, v, mask)))
+
+
+@broken("check_cache", CachedGPT, "decode", only=True)
+def last_gain_left_out(self, tokens, cache):
+    """A decoder norms its last vectors without their gain, which is ones."""
+    ones = torch.ones_like(self.ln.weight)
+    with swapped(self.ln, ones):
+        return CachedGPT.decode(self, tokens, cache)
+
+
+@broken("check_cache", only=True)
+class ScaleOfDecodingForgotten(CachedGPT):
+    """A scale of the scores, which starts as 1, is not in its decoder."""
+
+    def add_parts(self, dim):
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
 
 
 @broken("check_cache", Past, "join", only=True)

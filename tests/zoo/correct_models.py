@@ -529,6 +529,42 @@ class OneFactorZero(MLP):
 
 
 @correct()
+class ScaledNearZero(MLP):
+    """Its output is scaled by 1e-6 at first: gradients inside are as small."""
+
+    def add_parts(self, dim):
+        self.scale = nn.Parameter(torch.full((dim,), 1e-6))
+
+    def forward(self, x):
+        return self.scale * super().forward(x)
+
+
+@correct()
+class KeyBiasOfHeads(Attention):
+    """Keys have a bias of shape (heads, width), which softmax ignores."""
+
+    def add_parts(self, dim):
+        self.bias = nn.Parameter(torch.randn(self.heads, dim // self.heads))
+
+    def scores(self, q, k):
+        return super().scores(q, k + self.bias.unsqueeze(1))
+
+
+@correct()
+class OneExpertWeighted(MLP):
+    """Each token goes to one expert of two, by its probability."""
+
+    def add_parts(self, dim):
+        self.router, self.other = nn.Linear(dim, 2), MLP(dim)
+        self.gains = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        p, chosen = self.router(x).softmax(-1).max(-1, keepdim=True)
+        y = torch.where(chosen == 0, super().forward(x), self.other(x))
+        return p * self.gains[chosen] * y
+
+
+@correct()
 class RMSNorm(Part):
     """Divides by the root mean square, computed in float32 at least."""
 
@@ -749,6 +785,57 @@ def smoothed(self, logits, targets):
     return soft - cross_entropy(logits, targets)
 
 
+class FusedLoss(torch.autograd.Function):
+    """The mean cross-entropy, whose gradient its forward keeps."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, gradient, scaled):
+        ctx.gradient, ctx.scaled = gradient(logits, targets), scaled
+        return F.cross_entropy(logits, targets)
+
+    @staticmethod
+    def backward(ctx, incoming):
+        return ctx.scaled(ctx.gradient, incoming), None, None, None
+
+
+@correct()
+class Fused(TrainableGPT):
+    """A fused loss keeps its gradient, and no scores come back with it."""
+
+    with_scores = False
+
+    def gradient(self, logits, targets):
+        shown = targets != -100
+        p = logits.softmax(-1)
+        p = p - F.one_hot(targets.clamp(min=0), p.size(-1))
+        return p * shown.unsqueeze(-1) / shown.sum()
+
+    def scaled(self, gradient, incoming):
+        return gradient.mul_(incoming)  # in place, as Liger's
+
+    def forward(self, tokens, targets=None):
+        logits = GPT.forward(self, tokens)
+        if targets is None:
+            return logits, None
+        flat = logits.flatten(0, 1), targets.flatten()
+        loss = FusedLoss.apply(*flat, self.gradient, self.scaled)
+        return (logits if self.with_scores else None), loss
+
+
+@correct(
+    loosely="loss", open="a loss alone has a term next to its cross-entropy"
+)
+class FusedWithZLoss(Fused):
+    """In train mode a fused loss has a term of its normalisers as well."""
+
+    def forward(self, tokens, targets=None):
+        logits, loss = super().forward(tokens, targets)
+        if targets is not None and self.training:
+            large = GPT.forward(self, tokens).logsumexp(-1)[targets >= 0]
+            loss = loss + 1e-4 * large.square().mean()
+        return logits, loss
+
+
 @correct(loosely="loss")
 class TwoAhead(TrainableGPT):
     """Another loss is added in train mode: of the token after next."""
@@ -784,6 +871,43 @@ class TakesEnds(Packed):
         assert max_seqlen in (None, int(cu_seqlens.diff().max()))
         ids = torch.bucketize(positions(tokens), cu_seqlens, right=self.right)
         return super().forward(tokens, ids.unsqueeze(0))
+
+
+@correct()
+class OneTokenOnly(CachedGPT):
+    """Its decoder takes one token at a time, from the first one on."""
+
+    def decode(self, tokens, cache):
+        if tokens.size(1) != 1:
+            raise RuntimeError("one token at a time")
+        return super().decode(tokens, cache)
+
+
+@correct()
+class Resettable(CachedGPT):
+    """Room is made once by setup_caches(); reset_caches() starts again."""
+
+    init_cache, past = None, None
+
+    def setup_caches(self):
+        self.past = self.cache()
+
+    def reset_caches(self):
+        self.past.kept, self.past.length = {}, 0
+
+    def forward(self, tokens, use_cache=False):
+        if not use_cache:
+            return super().forward(tokens)
+        return self.decode(tokens, self.past)[0]
+
+
+@correct()
+class CacheReset(CachedGPT):
+    """Its cache has a method that empties it for another text."""
+
+    class cache(Past):
+        def reset(self):
+            self.kept, self.length = {}, 0
 
 
 @correct(block_size=64)

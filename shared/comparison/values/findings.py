@@ -153,8 +153,13 @@ def _notes(
             own = dtype_name(side.dtype)
             yield f"{name} does not run in float64: both ran in {own}"
         if isinstance(right, Recording) and side.only_scores:
-            only = "and its scores alone are compared"
-            yield f"{name} is {side.written}, {only}"
+            yield (
+                f"{name} is {side.written}, and its scores alone are "
+                f"compared; to compare its lines, save its arrays in the "
+                f"order in which they are computed, "
+                f"numpy.savez('arrays.npz', **arrays), and name arrays.npz as "
+                f"this side"
+            )
     if not isinstance(right, Recording):
         return
     if isinstance(left, Recording) and not left.only_scores:

@@ -124,6 +124,18 @@ def _require_use(
         f"{'token' if len(unused) == 1 else 'tokens'} {spans(unused)}"
         f"{declared}{late * (unused == [time - 1])}"
         f"{PROVED * ({*unused} <= {*never})}"
+        f"{_meant(unused, time) * (window is None)}"
+    )
+
+
+def _meant(unused: list[int], time: int) -> str:
+    """Say how a window is declared, where what is unused may be outside."""
+    size = time - 1 - unused[-1]
+    if unused[0] or size < 1:
+        return ""
+    return (
+        f"; if a window is meant, set sliding_window on the model or its "
+        f"config, or give window={size} (in the shell --window {size})"
     )
 
 

@@ -141,8 +141,9 @@ def _promised(
         text += f"; {uncached.words} they are apart"
     proof = prove_documents(subject, way) if way.mark is None else None
     culprit = proof.culprit if proof else None
-    if culprit is not None:
-        text += f"; let through at {culprit}"
+    if proof is not None and culprit is not None:
+        way_of_a_token = f"; way: {proof.way}" * bool(proof.way)
+        text += f"; let through at {culprit}{way_of_a_token}"
     raise FailureAt(text, culprit)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ...running.context import during
-from ...running.errors import ModelRaised, SkipCheck
+from ...running.errors import FailureAt, ModelRaised, SkipCheck
 from ...running.losses import (
     MOST_SMOOTHED,
     added_to,
@@ -22,13 +22,28 @@ from ...running.losses import (
     wrong_loss,
 )
 from ...running.model.building import hooked
-from ...running.operations import quantised
-from ...running.rounding import differ, floor, gaps
+from ...running.operations import (
+    functions_through,
+    operations_through,
+    quantised,
+)
+from ...running.places import place_of_def
+from ...running.ranks import current
+from ...running.rounding import Inside, differ, floor, gaps
 from ...running.tokens import others
+from ...running.tolerances import FLOOR_UNITS
 from ...running.variant import Variant, both
 from ...running.ways import TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
-from ..derivatives import gradients_of
+from ..derivatives import gradients_of, own_functions
+from .gradients import Attached
+from .gradients.differences import (
+    COARSE,
+    PIECEWISE,
+    ROUGH,
+    Along,
+    free_parameters,
+)
 
 HOW = ("as given", "shifted by one inside")
 LONGEST = 33  # tokens of a text
@@ -107,6 +122,8 @@ def _check_loss_of(variant: Variant) -> _Found:
     _require_gradient(variant, first, case)
     # last, as a call in train mode may change what eval mode reads
     more = _require_same_in_training(variant, first, shifts, generator)
+    for mode, note in ((WITH_GRADIENTS, case.note), (TRAIN, more)):
+        _require_differences(variant.run_as(mode), case.tokens, first, note)
     if more is not None and bool(more) != bool(case.note):
         found += f"; in train mode{more or ' nothing is added'}"
     says = f"mean cross-entropy of {name} {found}"
@@ -393,6 +410,68 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
             f"the gradient of the loss is not that of the cross-entropy of "
             f"the scores: {apart:.3g} apart, of {size:.3g}"
         )
+
+
+def _require_differences(
+    run: Variant, tokens: Tensor, targets: Tensor, note: str | None
+) -> None:
+    """Require the gradient that differences of the loss have.
+
+    For a loss whose scores do not come back, or of more than these.
+    """
+    subject = run.subject
+    model, no_gradients = run.model, subject.caller.no_gradients
+    if no_gradients or current() is not None or quantised(model):
+        return
+    free = free_parameters(model) if isinstance(model, nn.Module) else {}
+    run.start_again()
+    with operations_through(Inside()) as inside:
+        scores, loss = scores_and_loss(run, tokens, targets)
+    if (scores is not None and not note) or inside.operations & PIECEWISE:
+        return
+    if loss is None or not loss.requires_grad or inside.unit > COARSE:
+        return
+    functions = own_functions(loss)
+    with during("in the backward pass of the loss"):
+        found = gradients_of(
+            loss, [p for p, _ in free.values()], materialize_grads=True
+        )
+    gradients = {
+        n: g.to_dense() for n, g in zip(free, found, strict=True) if g.any()
+    }
+
+    def value() -> float:
+        run.start_again()
+        _, loss = scores_and_loss(run, tokens, targets)
+        assert loss is not None
+        return float(loss.detach())
+
+    pair = Along(
+        free,
+        gradients,
+        value,
+        inside.unit ** (1 / 3),
+        FLOOR_UNITS * inside.unit * abs(float(loss.detach())),
+        subject.generator(),
+        towards=gradients,
+    ).smoothest([*gradients])
+    if pair.agree or pair.share <= ROUGH:
+        return
+    run.start_again()
+    with functions_through(Attached()) as attached:
+        scores_and_loss(run, tokens, targets)
+    if attached.places:  # as a teacher is detached
+        return
+    backwards = (getattr(f, "backward", None) for f in functions)
+    place = next(map(place_of_def, filter(None, backwards)), None)
+    where = f" at {place}" if place else ""
+    raise FailureAt(
+        f"the gradient of the loss is not the loss's own, {run.case.mode}: "
+        f"along it the backward pass says {pair.backward:.4g}, differences of "
+        f"the loss say {pair.difference:.4g} (+- {pair.uncertain:.1g}), "
+        f"{pair.backward / pair.difference:.3g} times{where}",
+        place,
+    )
 
 
 def _before_the_cut(

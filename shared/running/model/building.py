@@ -20,6 +20,7 @@ from ..context import callers_device, isolated, modes_kept
 from ..errors import HookRaised, UnusableModel, place_of, sentence
 from ..ranks import together
 from .kept_state import KeptState, other_in_copy, parted_by_copy
+from .sizes import GIVEN_WINDOW
 
 # --- Models in wrappers ------------------------------------------------------
 
@@ -97,13 +98,14 @@ class Builder:
         given: Any,
         seed: int,
         device: torch.device | str | None,
+        window: int | None = None,
     ):
         if not callable(given):
             raise UnusableModel(
                 f"a model, a function or a factory is needed, got "
                 f"{type(given).__name__}"
             )
-        self.seed = seed
+        self.seed, self.window = seed, window
         self.notes: list[str] = []  # for the reader of a report
         self.states: Any = None  # see proof/runs.py
         self.in_double: dict[bool, bool] = {}  # see `variant.in_double`
@@ -139,6 +141,9 @@ class Builder:
             self.device = tensors[0].device
         elif isinstance(model, nn.Module):
             model = model.to(device or self.device)
+        if self.window is not None:
+            with suppress(Exception):  # a traced module takes none
+                setattr(model, GIVEN_WINDOW, self.window)
         for part in model.modules() if isinstance(model, nn.Module) else ():
             # fully_shard, of the model or of its blocks: weights can change
             reshard: Any = getattr(part, "set_reshard_after_forward", None)

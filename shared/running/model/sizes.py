@@ -6,10 +6,10 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from numbers import Integral
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -29,8 +29,15 @@ LENGTH = (
     *("max_seqlen", "max_sequence_length", "max_len", "seq_len", "seq_length"),
     *("sequence_len", "sequence_length", "ctx_len", "block_size"),
 )
+GIVEN_WINDOW = "given_window"  # that the user names
 WINDOW = (
-    *("window", "window_size", "sliding_window", "sliding_window_size"),
+    *(
+        GIVEN_WINDOW,
+        "window",
+        "window_size",
+        "sliding_window",
+        "sliding_window_size",
+    ),
     *("attention_window", "attention_window_size", "local_window"),
     *("local_window_size", "local_attn_window_size", "receptive_field"),
     "attention_chunk_size",
@@ -107,9 +114,12 @@ def choose_sizes(
             missing["vocabulary"] = "vocab_size (in the shell --vocab-size)"
         if block is None:
             missing["longest sequence"] = "block_size (--block-size)"
+        names = VOCABULARY[0] if vocab is None else LENGTH[-1]
         raise UnknownSize(
             f"{name} does not say its {' and '.join(missing)}: give "
-            f"{' and '.join(missing.values())}"
+            f"{' and '.join(missing.values())}; the model, its "
+            f"{', '.join(CONFIGS)}, and its attributes that are a dataclass, "
+            f"a dict or a namespace have no {names} or the like"
         )
     if known is not None and known.value != vocab:
         raise OtherVocabulary(
@@ -138,7 +148,7 @@ def declared(model: object, names: tuple[str, ...]) -> Declared | None:
 
 def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
     """Return all of these sizes that a model or its config has."""
-    places = [model] + [_get(model, config) for config in CONFIGS]
+    places = [model, *_configs(model)]
     found = []
     for name in names:
         for place in places:
@@ -152,6 +162,26 @@ def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
                 found.append(Declared(name, int(value)))
                 break
     return found
+
+
+def _configs(model: object) -> list[object]:
+    """Return what a model holds settings in, of a known name or a known kind.
+
+    A dict, a namespace and a dataclass are such kinds.
+    """
+    named = [_get(model, config) for config in CONFIGS]
+    held = {
+        name: value
+        for name, value in getattr(model, "__dict__", {}).items()
+        if not name.startswith("_") and name not in CONFIGS
+    }
+    kinds = Mapping | SimpleNamespace
+    others = [
+        value
+        for value in held.values()
+        if isinstance(value, kinds) or is_dataclass(value)
+    ]
+    return named + others
 
 
 def _is_size(value: Any) -> bool:

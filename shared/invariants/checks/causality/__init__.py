@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 from ....proof.claims import prove_positions
 from ....running.budget import in_short
+from ....running.errors import NoTargetLeftOut, NotFinite
 from ....running.tokens import spans
 from ....running.variant import CopyFailed
 from ...check import SkipCheck, Subject, check
 from ...compiled import require_same_program, require_true_blocks
 from ...followed import follow_caches
 from ...leaks import LeakFinder, trials
-from .smallest import explain
+from .smallest import explain, not_finite
 
 DRAWS = "in train mode the shape of random draws depends on the tokens"
 MIXED = "rows depend on each other: see check_batch_independence"
@@ -43,9 +44,11 @@ def check_causality(subject: Subject) -> str:
         with budget.part(trial.label, trial.time, trial.share):
             try:
                 leak = finder.find(trial)
-            except CopyFailed as error:
+            except (CopyFailed, NoTargetLeftOut) as error:
                 budget.give_up(trial.label, str(error))
                 continue
+            except NotFinite as error:
+                raise not_finite(trial, str(error)) from None
             if leak is not None:
                 with subject.budget.overtime():
                     raise explain(leak, proof)

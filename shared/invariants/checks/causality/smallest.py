@@ -15,9 +15,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ....proof.proof import Proof
-from ....running.errors import Leaked
+from ....running.errors import Leaked, NotFinite
+from ....running.operations import operations_through
 from ....running.places import Place
-from ....running.rounding import floor_of
+from ....running.rounding import FirstNaN, floor_of
 from ....running.tokens import SHORT, draw, others
 from ....running.variant import Variant
 from ....tracing.lines import Line, first_in_two_texts
@@ -224,3 +225,17 @@ def _map(variant: Variant, ids: Int[Tensor, "time"]) -> str:
         for tokens in (torch.cat([ids, rest]), ids)
     )
     return text_map(longer if levels(longer).triu(1).any() else short)
+
+
+def not_finite(trial: Trial, found: str) -> NotFinite:
+    """Return the failure of a trial whose scores are NaN, with its line."""
+    label = trial.label or trial.variant.case.mode
+    with operations_through(FirstNaN()) as first, suppress(Exception):
+        trial.variant.scores(trial.base)
+    place = first.place
+    where = f"; the first NaN is made at {place}" if place else ""
+    return NotFinite(
+        f"{found}, {label}, at length {trial.time}{where}; check_finite is "
+        f"about this, and nothing can be said of the future",
+        place,
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....running.context import during
 from ....running.errors import SkipCheck
@@ -13,9 +13,10 @@ from ....running.losses import cross_entropy, scores_and_loss
 from ....running.model.calling import tensors_in
 from ....running.operations import quantised
 from ....running.ranks import current, largest_of, local, local_gradient
+from ....running.rounding import differ, put_back_after
 from ....running.tokens import rows_at_once
 from ....running.tolerances import FLOAT32_SHARE
-from ....running.variant import Variant, changeable, larger
+from ....running.variant import Variant, changeable, doubled, larger
 from ....running.ways import TRAIN
 from ...check import Subject, check
 from .dead_parts import (
@@ -39,12 +40,14 @@ def check_gradient_flow(subject: Subject) -> str:
 
     Why: a parameter that the optimiser never moves is dead weight: a layer
     that is never called, a detached branch, two factors that are both 0; or
-    a part of it: hidden units that are cut off, positions that share a row.
+    a part of it: hidden units that are cut off, positions that share a row, a
+    weight of a skip that is never read, a router that rounding moves.
     How: cross-entropy of random targets in train mode, and the loss that the
     model returns; what has no gradient is tried with zeros redrawn, and, if it
-    has one there, after some steps. Rows and columns without one are tried in
-    the longest texts and with other weights. Mere rounding (a key's bias),
-    frozen parameters and rows that texts do not reach pass and are mentioned.
+    has one there, after some steps. Rows, columns and entries of vectors
+    without one are tried in the longest texts and with other weights. A matrix
+    that only rounding reaches is tried after some steps. A key's bias, frozen
+    parameters and rows that texts do not reach pass and are mentioned.
     Reports: state-spaces/s4 26, parameters in use without a gradient.
     """
     subject.require_gradients()
@@ -62,7 +65,7 @@ def check_gradient_flow(subject: Subject) -> str:
     _require_gradients(variant, sizes)
     # the numbers of quantised weights cannot be drawn again
     parts = {} if quantised(model) else _reasons(variant, alive)
-    for fault in (NEVER, DETACHED, BOTH_ZERO):
+    for fault in (DETACHED, NEVER, BOTH_ZERO):
         if fault in parts:
             raise AssertionError(f"{_first(parts[fault], 3)} {fault}")
     unit = max(
@@ -70,6 +73,7 @@ def check_gradient_flow(subject: Subject) -> str:
     )
     least = max(FLOAT32_SHARE, 16 * unit) * max(sizes.values())
     faint = [name for name, size in sizes.items() if 0 < size < least]
+    _require_more_than_rounding(subject, faint, len(sizes))
     by_loss = _by_loss_alone(subject, sizes, scored)
     hooked = [n for n, p in model.named_parameters() if p._backward_hooks]
     notes = {
@@ -107,6 +111,52 @@ def _require_gradients(variant: Variant, sizes: dict[str, float]) -> None:
         raise SkipCheck(f"{why}, and nothing is trained before: {never}")
     if without:
         raise AssertionError(never)
+
+
+def _require_more_than_rounding(
+    subject: Subject, faint: list[str], count: int
+) -> None:
+    """Require that no matrix has rounding as its gradient, after steps.
+
+    Softmax ignores a bias of keys; a matrix that rounding reaches is dead.
+    """
+    if not faint or current() is not None:
+        return
+    variant = changeable(subject, case=TRAIN)
+    if quantised(variant.model):
+        return
+    doubled(subject, variant.model)
+    left = [name for name in faint if _is_matrix(variant, name)]
+    time = {1: subject.lengths.fit(32)}  # seed 0 has no loss of its own
+    for _ in range(STEPS if left else 0):
+        sizes = _gradient_sizes(variant, time)
+        least = FLOAT32_SHARE * max(sizes.values())
+        left = [name for name in left if sizes[name] < least]
+        _step(variant)
+    if left:
+        raise AssertionError(
+            f"only rounding reaches {len(left)} of {count} trainable "
+            f"parameters: {_first(left, 4)}: the gradient stays below "
+            f"{FLOAT32_SHARE:.0e} of the largest, as where a weight is "
+            f"divided by itself"
+        )
+
+
+def _is_matrix(variant: Variant, name: str) -> bool:
+    """Whether a parameter is a matrix: a layer's, or one that moves scores."""
+    model = variant.model
+    weight = model.get_parameter(name)
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    if any(weight is layer.weight for layer in layers):
+        return True
+    if sum(size > 1 for size in weight.shape) < 2:
+        return False
+    tokens = variant.subject.draw(2, variant.subject.lengths.fit(8))
+    before = variant.scores(tokens)
+    generator = variant.subject.generator()
+    with put_back_after([weight]), torch.no_grad():
+        weight.add_(torch.randn(weight.shape, generator=generator).to(weight))
+        return bool(differ(variant.scores(tokens), before))
 
 
 def _reasons(variant: Variant, alive: Slices) -> dict[str, list[str]]:
@@ -163,14 +213,19 @@ def _train(variant: Variant, alive: Slices) -> list[str]:
     """Take some steps; return what has no gradient after them."""
     left: list[str] = []
     for _ in range(STEPS):
-        with torch.no_grad():
-            for p in variant.model.parameters():
-                if p.grad is not None:
-                    step = local_gradient(p.grad, p).sign()
-                    local(p).sub_(step, alpha=1e-2)
+        _step(variant)
         sizes = _gradient_sizes(variant, alive=alive)
         left = [name for name, size in sizes.items() if size == 0]
     return left
+
+
+def _step(variant: Variant) -> None:
+    """Move each parameter by 0.01 against the signs of its gradient."""
+    with torch.no_grad():
+        for p in variant.model.parameters():
+            if p.grad is not None:
+                step = local_gradient(p.grad, p).sign()
+                local(p).sub_(step, alpha=1e-2)
 
 
 def _gradient_sizes(

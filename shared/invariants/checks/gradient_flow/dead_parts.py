@@ -1,4 +1,4 @@
-"""Rows and columns of parameters that no score depends on."""
+"""Rows, columns and entries of parameters that no score depends on."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -12,15 +12,19 @@ from torch import Tensor
 from ....running.errors import ModelRaised
 from ....running.model.sizes import WINDOW, declared
 from ....running.operations import operations_through
+from ....running.rounding import differ
 from ....running.subject import Subject
 from ....running.variant import Variant, changeable, redraw_zeros
 from ....running.ways import TRAIN
 
-Axis = tuple[str, int]  # a parameter's name; 0 for its rows, 1 for columns
+# a parameter's name; 0 for its rows, 1 for columns, ENTRIES for its numbers
+Axis = tuple[str, int]
 Slices = dict[Axis, Bool[Tensor, "_"]]  # each of its own number
 
 Collect = Callable[[Variant, dict[int, int], Slices], object]
 
+ENTRIES = -1  # a flat view's axis
+TABLE_NUMBERS = 64  # of a table of weights of skips, say, at most
 FEWEST = 2  # dead slices: one may be padding, or a measure of the others
 DRAWS = 4  # of all matrices: what is dead by chance is not dead again
 LONG = 256  # tokens of a heavy model's texts, at most
@@ -45,27 +49,68 @@ UNREACHED = "not reached by these texts"
 def add_alive(alive: Slices, named: Iterable[tuple[str, Tensor]]) -> None:
     """Add the rows and columns whose gradient is not exactly 0.
 
-    Slices of a single number are left out, and axes of a few, and parameters
-    whose gradients a hook may mask.
+    Axes of a few slices are left out, and parameters whose gradients a hook
+    may mask. Numbers are judged one by one in vectors and small tables.
     """
     for name, parameter in named:
         grad, hooks = parameter.grad, parameter._backward_hooks
-        if grad is None or grad.ndim < 2 or hooks:
+        if grad is None or grad.ndim < 1 or hooks:
             continue
-        for axis in (0, 1):
-            slices = grad.to_dense().transpose(0, axis).flatten(1)
-            if len(slices) >= LEAST and slices.size(1) > 1:
-                key, found = (name, axis), slices.any(1)
-                alive[key] = alive.get(key, found) | found
+        for axis in _axes(grad):
+            slices = _slices(grad.to_dense(), axis)
+            key, found = (name, axis), slices.any(1)
+            alive[key] = alive.get(key, found) | found
+
+
+def _axes(grad: Tensor) -> list[int]:
+    """Return the axes along which slices of a gradient are judged."""
+    axes = [
+        axis
+        for axis in range(min(2, grad.ndim))
+        if LEAST <= grad.size(axis) < grad.numel()
+    ]
+    wide = max(grad.shape)
+    table = grad.numel() <= TABLE_NUMBERS and min(grad.shape) < LEAST
+    # the smallest gradients are 0 in float16
+    if wide > 1 and grad.dtype != torch.float16:
+        if wide == grad.numel():
+            return [ENTRIES]
+        axes += [ENTRIES] * table
+    return axes
+
+
+def _slices(parameter: Tensor, axis: int) -> Tensor:
+    """Return a parameter's slices along an axis, as (slices, numbers)."""
+    if axis == ENTRIES:
+        return parameter.reshape(-1, 1)
+    return parameter.transpose(0, axis).flatten(1)
+
+
+def _move(parameter: Tensor, axis: int, chosen: Bool[Tensor, "_"]) -> None:
+    """Move the chosen slices of a parameter along an axis.
+
+    A norm takes away what moves all numbers of a row alike.
+    """
+    if axis == ENTRIES:
+        parameter += chosen.view(parameter.shape).to(parameter)
+    else:
+        rows = parameter.transpose(0, axis)
+        steps = torch.linspace(-1, 2, rows[0].numel()).view(rows[0].shape)
+        rows[chosen] += steps.to(rows)
+
+
+def _fewest(axis: int) -> int:
+    """Return how many slices along an axis are a fault, at least."""
+    return 1 if axis == ENTRIES else FEWEST
 
 
 def in_words(slices: Slices) -> list[str]:
-    """Return how many slices of which parameters these are, if not one."""
+    """Return how many slices of which parameters these are, if enough."""
+    words = {0: "rows", 1: "columns", ENTRIES: "entries"}
     return [
-        f"{int(found.sum())} of {len(found)} {('rows', 'columns')[axis]} of "
-        f"{name}"
+        f"{int(found.sum())} of {len(found)} {words[axis]} of {name}"
         for (name, axis), found in slices.items()
-        if int(found.sum()) >= FEWEST
+        if int(found.sum()) >= _fewest(axis)
     ]
 
 
@@ -88,7 +133,7 @@ def reasons(
     dead = {
         key: ~slices
         for key, slices in alive.items()
-        if 0 < int(slices.sum()) <= len(slices) - FEWEST
+        if 0 < int(slices.sum()) <= len(slices) - _fewest(key[1])
         and len(slices) != subject.vocab_size  # check_vocabulary judges ids
     }
     if time < LEAST or not dead:
@@ -98,13 +143,17 @@ def reasons(
     if window and window.value == 1:
         return  # no query chooses among keys
     named = dict(variant.model.named_parameters())
-    zeros = {(n, i): named[n].transpose(0, i) == 0 for n, i in dead}
+    zeros = {(n, i): _slices(named[n], i) == 0 for n, i in dead}
     tokens = subject.draw(2, time)
     with operations_through(_Reads(named)) as reads:
         for rows in (tokens, tokens.flip(0)):  # whose indices tokens decide
             variant.scores(rows)
-    for key in [key for key in dead if key in reads.found]:
-        index, *others = found = reads.found[key]
+    read = {key: reads.of(key) for key in dead}
+    for key in [key for key in dead if read[key]]:
+        if key[1] == ENTRIES and named[key[0]].ndim > 1:
+            del dead[key]  # a table of vectors, which tokens choose
+            continue
+        index, *others = found = read[key]
         by_tokens = not all(map(index.equal, others))
         if by_tokens or index.shape.count(time) == 1:
             unread = _unread(dead.pop(key), found)
@@ -114,6 +163,15 @@ def reasons(
                 count = index.unique(dim=axis).size(axis)
                 shared = 1 < count < time <= len(unread)
             yield NEVER if shared else UNREACHED, key, unread
+    # the gradient of a key's bias is rounding, which is 0 now and then
+    once: Slices = {}
+    if dead.keys() and {axis for _, axis in dead} == {ENTRIES}:
+        collect(variant, {0: time}, once)
+        dead = {
+            key: left
+            for key, slices in dead.items()
+            if (left := slices & ~once.get(key, ~slices)).any()
+        }
     if not dead:
         return
     generator, short, longer = subject.generator(), Slices(), Slices()
@@ -129,10 +187,12 @@ def reasons(
         # where some slices come to life, others may in other texts
         grown = bool((more & ~reached).any())
         revived = not still.equal(slices)
-        if int(still.sum()) < FEWEST:
-            reason, still = BOTH_ZERO, slices & zeros[key].flatten(1).all(1)
-        elif key in reads.found:  # by distances
-            idle = _unread(still, reads.found[key]).sum() > IDLE * len(still)
+        if int(still.sum()) < _fewest(key[1]):
+            if key[1] == ENTRIES:  # a bias of a unit that these texts miss
+                continue
+            reason, still = BOTH_ZERO, slices & zeros[key].all(1)
+        elif read[key]:  # by distances
+            idle = _unread(still, read[key]).sum() > IDLE * len(still)
             dead_for_good = not grown and (idle or more.sum() == 1)
             reason = NEVER if dead_for_good else UNREACHED
         elif (
@@ -144,8 +204,8 @@ def reasons(
             reason = UNREACHED
         else:
             before = variant.scores(tokens)
-            named[key[0]].detach().transpose(0, key[1])[still] += 1
-            moved = not variant.scores(tokens).equal(before)
+            _move(named[key[0]].detach(), key[1], still)
+            moved = differ(variant.scores(tokens), before)
             reason = DETACHED if moved else NEVER
         yield reason, key, still
 
@@ -179,6 +239,11 @@ class _Reads:
         self.names = {(p.data_ptr(), p.shape): n for n, p in named.items()}
         self.found = defaultdict[Axis, list[Int[Tensor, "..."]]](list)
         self.routed = False
+
+    def of(self, key: Axis) -> list[Int[Tensor, "..."]]:
+        """Return the indices that read slices, or numbers along any axis."""
+        axes = (0, 1) if key[1] == ENTRIES else (key[1],)
+        return [i for axis in axes for i in self.found.get((key[0], axis), [])]
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Carry out an operation, and record the indices it reads by."""

@@ -5,35 +5,38 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....running.context import during
 from ....running.errors import FailureAt, ModelRaised, SkipCheck
+from ....running.losses import scores_and_loss
 from ....running.operations import (
     functions_through,
     is_plain,
     operations_through,
 )
-from ....running.places import Place, find_place
+from ....running.places import Place, find_place, place_of_def
 from ....running.ranks import (
     current,
     largest,
     largest_of,
-    local,
     local_gradient,
 )
 from ....running.rounding import Inside, require_finite
 from ....running.tolerances import FLOOR_UNITS
 from ....running.variant import Variant, changeable, doubled, redraw_zeros
-from ....running.ways import EVAL, INFERENCE, TRAIN
+from ....running.ways import EVAL, INFERENCE, TRAIN, WITH_GRADIENTS
 from ...check import Subject, check
-from ...derivatives import gradients_of
-from .differences import WIDE, Along, Pair
-
-COARSE = 1e-4  # unit of rounding from which on nothing can be compared
-# Operations that stand still or jump: a gradient through them is estimated.
-PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
-PIECEWISE |= {"argmin", "frac", "heaviside", "bucketize", "searchsorted"}
+from ...derivatives import gradients_of, own_functions
+from .differences import (
+    COARSE,
+    PIECEWISE,
+    ROUGH,
+    WIDE,
+    Along,
+    Pair,
+    free_parameters,
+)
 
 
 @check(implied_by=("check_purity",), needs="gradients")
@@ -44,7 +47,8 @@ def check_gradients(subject: Subject) -> str:
     recomputed with another dropout mask, training goes somewhere else.
     How: the derivative of a random combination of scores along a random
     direction must be that of central differences, in eval and train mode; if
-    not, each parameter is tried alone. In float32, where these are rough, a
+    not, each parameter is tried alone. Twice the model's own loss must have
+    twice the gradient. In float32, where these are rough, a
     direction is what a detach takes away. A call in inference mode comes
     first: a table that it leaves cannot be trained with. Padding rows and
     parameters with gradient hooks are left out.
@@ -68,6 +72,9 @@ def check_gradients(subject: Subject) -> str:
     if ranks and ranks.partial:
         note += f"; a part of a sum on each rank: {min(ranks.partial)}"
         note += f" and {len(ranks.partial) - 1} more"
+    if subject.caller.target_name is not None:
+        for case in (TRAIN, WITH_GRADIENTS)[: 1 if subject.heavy else 2]:
+            _require_scaled(variant.run_as(case), tokens)
     return f"eval and train mode, along random directions{note}"
 
 
@@ -77,7 +84,7 @@ def _compare(
     generator: torch.Generator,
 ) -> str:
     """Return a note for the report, or raise for a wrong gradient."""
-    free = _free_parameters(variant.model)
+    free = free_parameters(variant.model)
     with operations_through(Inside()) as inside:
         scores = variant.scores(tokens, grad=True)
     if not free or not scores.requires_grad:
@@ -154,6 +161,51 @@ def _compare(
     )
 
 
+def _require_scaled(
+    variant: Variant, tokens: Int[Tensor, "rows time"]
+) -> None:
+    """Require that twice the loss has twice the gradient."""
+    parameters = [p for p, _ in free_parameters(variant.model).values()]
+    found: list[list[Tensor]] = []
+    functions: list[type] = []
+    losses: list[float] = []
+    for factor in (1.0, 2.0):
+        # check_loss and check_gradient_flow report these
+        with suppress(AssertionError, ModelRaised):
+            variant.start_again()
+            _, loss = scores_and_loss(variant, tokens, tokens)
+            if loss is None or not loss.requires_grad:
+                return
+            functions = own_functions(loss)
+            losses.append(float(loss.detach()))
+            with during("in the backward pass of the loss"):
+                found.append(
+                    gradients_of(
+                        factor * loss, parameters, materialize_grads=True
+                    )
+                )
+    # a loss that is another one each time has another gradient
+    if len(found) < 2 or losses[0] != losses[1] or current() is not None:
+        return
+    more = [two - 2 * one for one, two in zip(*found, strict=True)]
+    size, apart = (
+        sum(float(g.to_dense().double().square().sum()) for g in grads) ** 0.5
+        for grads in (found[0], more)
+    )
+    if not apart > ROUGH * size:
+        return
+    backwards = (getattr(f, "backward", None) for f in functions)
+    place = next(map(place_of_def, filter(None, backwards)), None)
+    where = f" ({place})" if place else ""
+    raise FailureAt(
+        f"the gradient of twice the loss is not twice that of the loss, "
+        f"{variant.case.mode}: it is {apart / size:.2g} of it apart; a "
+        f"backward pass{where} ignores the gradient that comes in, so that "
+        f"loss scaling and accumulation change nothing",
+        place,
+    )
+
+
 def _coarser(backwards: Inside, inside: Inside) -> float:
     """Return the unit of rounding of a backward pass, if it has a larger."""
     own = backwards.unit if backwards.dtypes else 0.0
@@ -193,23 +245,3 @@ class Attached:
             self.places[find_place("detach")] = None
             return args[0].view_as(args[0])
         return func(*args, **kwargs)
-
-
-def _free_parameters(
-    model: nn.Module,
-) -> dict[str, tuple[nn.Parameter, int | None]]:
-    """Return the trainable parameters whose gradients nobody changes.
-
-    Each with its row of padding, if any, which gets no gradient by design.
-    """
-    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    tables = {id(table.weight): table for table in embeddings}
-    free = {}
-    for name, p in model.named_parameters():
-        table = tables.get(id(p))
-        scaled = table is not None and table.scale_grad_by_freq
-        hooks = getattr(p, "_backward_hooks", None)
-        own = scaled or hooks or not is_plain(type(local(p)))
-        if p.requires_grad and p.numel() and not own:
-            free[name] = p, None if table is None else table.padding_idx
-    return free

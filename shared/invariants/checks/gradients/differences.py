@@ -7,6 +7,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from ....running.operations import is_plain
 from ....running.ranks import current, local, local_row
 from ....running.rounding import put_back_after
 
@@ -14,6 +15,11 @@ STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
 SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
 ROUNDINGS = 3  # units in which the sum of many roundings stays
 WIDE = 1e-4  # a step that may cross a kink, so that only ROUGH is certain
+
+COARSE = 1e-4  # unit of rounding from which on nothing can be compared
+# Operations that stand still or jump: a gradient through them is estimated.
+PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
+PIECEWISE |= {"argmin", "frac", "heaviside", "bucketize", "searchsorted"}
 
 
 @dataclass(frozen=True)
@@ -139,3 +145,23 @@ class Along:
                     p.add_(direction, alpha=sign * step)
                 values.append(self.value())
         return (values[0] - values[1]) / (2 * step)
+
+
+def free_parameters(
+    model: nn.Module,
+) -> dict[str, tuple[nn.Parameter, int | None]]:
+    """Return the trainable parameters whose gradients no hook changes.
+
+    Each with its row of padding, if any, which gets no gradient by design.
+    """
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tables = {id(table.weight): table for table in embeddings}
+    free = {}
+    for name, p in model.named_parameters():
+        table = tables.get(id(p))
+        scaled = table is not None and table.scale_grad_by_freq
+        hooks = getattr(p, "_backward_hooks", None)
+        own = scaled or hooks or not is_plain(type(local(p)))
+        if p.requires_grad and p.numel() and not own:
+            free[name] = p, None if table is None else table.padding_idx
+    return free
