@@ -17,6 +17,8 @@ CACHE = SIBLING / "data" / "tiktoken_cache"
 if CACHE.is_dir():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(CACHE))
 
+SLOW_ROWS = Path(__file__).parent / "support" / "slow_rows.txt"
+
 # Workers share the cores: one thread each, or they wait for one another.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,9 +49,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Call slow what opens a browser; leave out what shape checks hide."""
+    """Call slow what opens a browser or is listed; leave out what hides."""
+    listed = {*SLOW_ROWS.read_text("utf-8").splitlines()}
     for item in items:
-        if "browser" in getattr(item, "fixturenames", ()):
+        browser = "browser" in getattr(item, "fixturenames", ())
+        if browser or item.nodeid in listed:
             item.add_marker("slow")
     if config.getoption("--check-shapes"):
         left = [item for item in items if item.get_closest_marker("unhooked")]

@@ -22,6 +22,7 @@ from .context import during
 from .model.calling import MASK, TOKENS, maker_of, tensors_in, token_argument
 from .model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from .model.sizes import CONFIGS, declared
+from .places import is_installed
 from .program import Program
 from .subject import Subject
 
@@ -467,7 +468,7 @@ def emptier_of(cache: Any) -> Any:
     """
     kind = type(cache)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if file is None or "-packages" in file:
+    if file is None or is_installed(file):
         return None
     names = [n for n in dir(kind) if EMPTIES.fullmatch(n)]
     method = getattr(cache, names[0]) if len(names) == 1 else None

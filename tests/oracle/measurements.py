@@ -277,9 +277,11 @@ def check_causality(case):
                     scores(model, torch.cat(rows), training, **given)
                     for rows in both
                 )
-        except (IndexError, RuntimeError):
-            # the loss ignores no target; no kernel for two dtypes
-            assert "targets" in given or within is kinds[-1][1]
+        except (AttributeError, IndexError, RuntimeError):
+            # the loss ignores no target; no kernel for two dtypes; a cache
+            # that takes one token, or that nothing has set up
+            refused = {"targets", "use_cache"} & {*given}
+            assert refused or within is kinds[-1][1]
             continue
         for i, t in enumerate(splits):
             assert same(one[i, :t], two[i, :t])
@@ -544,8 +546,8 @@ def check_gradient_flow(case):
         largest = max(float(g.to_dense().abs().max()) for g in grads)
         for name, p in model.named_parameters():
             if p.grad is not None and p.grad.to_dense().any():
-                if p.grad.to_dense().abs().max() > 1e-7 * largest:
-                    faint.discard(name)
+                if not p.grad.to_dense().abs().max() <= 1e-7 * largest:
+                    faint.discard(name)  # NaN is not faint
                 without.discard(name)
                 grad = p.grad.to_dense()
                 p.data -= 0.01 * grad.sign()  # zeros move
@@ -570,8 +572,9 @@ def require_scaled_loss(model, tokens):
         for factor in (1, 2):
             model.train(training).zero_grad()
             torch.manual_seed(0)
-            answer = model(tokens, targets=tokens)
-            losses = [p for p in answer if p is not None and p.dim() == 0]
+            answer = model(tokens, targets=tokens.clone())
+            tensors = [part for part in answer if torch.is_tensor(part)]
+            losses = [part for part in tensors if part.dim() == 0]
             if not losses or not losses[0].requires_grad:
                 return
             (factor * losses[0]).backward()

@@ -199,6 +199,8 @@ def test_models_of_x_transformers_are_not_accused(name):
     # without a word these two forget with a cache what came before
     lost = ("data dependent distances", "shifted")
     expected = {"check_cache": "forgets"} if name in lost else {}
+    if name == "streams":  # each row is a matrix of one row: sums are 1
+        expected = {"check_gradient_flow": "its mixing matrix is all ones"}
     report = check_model(
         build,
         vocab_size=65,

@@ -31,7 +31,7 @@ from .given import (
 )
 from .pair import Pair
 from .pair import run_beside as run_beside  # part of this module's names
-from .recording import Recording
+from .recording import Recording, scores_of
 from .side import unit_of
 from .value_diff import ValueDiff
 from .weights import WeightMatch, first_difference, match_weights
@@ -103,10 +103,12 @@ def diff_by_value(
         raise ValueError("gradients of two files are not compared")
     pair = _pair_of(sides, given, vocab_size, names, table)
     program = _program_of(pair)
-    printed = PRINTED_UNITS * program.share if program else 0.0
-    pair = replace(pair, tolerance=max(tolerance, printed))
     if not files:
         given = tokens_of_both(pair.subjects, pair.names, given)
+    if program is not None:
+        scores_of(pair.subjects[-1], given)  # it shows the digits it prints
+        tolerance = max(tolerance, PRINTED_UNITS * program.share)
+    pair = replace(pair, tolerance=tolerance)
     with progress() as line:
         line.set_description_str("comparing {} with {}".format(*pair.names))
         found = pair.at(given, dtype)
