@@ -13,10 +13,11 @@ the predicate, for the ids of that text.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from types import CodeType
+from functools import cached_property, partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -237,23 +238,52 @@ def relation_of(
                 f"{name_of(sees)} depends on the tokens of a text, and none "
                 f"is given"
             )
-        return relation_of(sees(tokens), time)
+        found = sees(tokens)
+        if not callable(found) or takes_tokens(found):
+            raise ValueError(
+                f"{name_of(sees)} takes the tokens of a text, so it returns "
+                f"a predicate (q, kv), got {type(found).__name__}"
+            )
+        return relation_of(found, time)
     count = _count(sees)
     if count not in (2, 4):
         raise ValueError(
             f"sees takes (q, kv) or (b, h, q, kv), and {name_of(sees)} takes "
             f"{count} arguments"
         )
-    first = (torch.tensor(0),) * (count - 2)
-    query, key = _places(time)
+    if count == 2:
+        return _read(sees, (), time)
+    found = _read(sees, (0, 0), time)
+    for at, what in enumerate(("row b", "head h")):
+        with suppress(Exception):  # its tables may have one row
+            other = _read(sees, (int(at == 0), int(at == 1)), time)
+            found = found if other.equal(found) else torch.empty(0)
+        if not len(found):
+            raise ValueError(
+                f"{name_of(sees)} depends on the {what} at {time} tokens: a "
+                f"declaration says what all of them may see"
+            )
+    return found
+
+
+class _Place(Tensor):
+    """A position that no set can look up: a tensor would never be in it."""
+
+    def __hash__(self) -> int:
+        raise TypeError("a predicate that asks a set is one of numbers")
+
+
+def _read(sees: Sees, before: tuple[int, ...], time: int) -> Relation:
+    """Return the relation of a predicate, with b and h before q and kv."""
+    query, key = (at.expand(time, time) for at in _places(time))
+    given = *map(torch.tensor, before), query, key
     try:  # as FlexAttention calls it, with tensors
-        found = sees(*first, query.expand(time, time), key.expand(time, time))
-        found = torch.as_tensor(found).expand(time, time)
+        found = sees(*(one.as_subclass(_Place) for one in given))
+        found = torch.as_tensor(found).as_subclass(Tensor).expand(time, time)
     except Exception:  # it was written for numbers: `q and kv`
-        zeros = (0,) * (count - 2)
-        pairs = ((q, k) for q in range(time) for k in range(time))
-        each = [bool(sees(*zeros, q, k)) for q, k in pairs]
-        found = torch.tensor(each).view(time, time)
+        pairs = ((*before, q, k) for q in range(time) for k in range(time))
+        each = [_answer(sees, pair) for pair in pairs]
+        return torch.tensor(each).view(time, time)
     if found.dtype != torch.bool:
         raise ValueError(
             f"{name_of(sees)} returns {found.dtype}: a predicate returns "
@@ -262,8 +292,33 @@ def relation_of(
     return found.cpu().clone()
 
 
+def _answer(sees: Sees, pair: tuple[int, ...]) -> bool:
+    """Return what a predicate of numbers says of a pair."""
+    try:
+        found = sees(*pair)
+    except Exception as error:
+        raise ValueError(
+            f"{name_of(sees)}{pair} raises {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    with suppress(Exception):
+        one = torch.as_tensor(found)
+        if one.dtype == torch.bool and one.numel() == 1:
+            return bool(one)
+    raise ValueError(
+        f"{name_of(sees)}{pair} returns {' '.join(repr(found).split())[:40]}: "
+        f"a predicate returns a boolean"
+    )
+
+
 def _count(sees: Sees) -> int:
-    parameters = inspect.signature(sees).parameters.values()
+    try:
+        parameters = inspect.signature(sees).parameters.values()
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the arguments of {name_of(sees)} are not known: give a function "
+            f"of (q, kv)"
+        ) from None
     usual = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -274,43 +329,80 @@ def _count(sees: Sees) -> int:
     )
 
 
+def _numbers(function: Any) -> Iterator[int]:
+    """Yield the whole numbers that a function can name.
+
+    They stand in its code and the functions inside it, in names that it looks
+    up, in what it closes over and is given, and in attributes of an object.
+    """
+    seen, left = set[int](), [function]
+    while left:
+        value = left.pop()
+        if type(value) is int:
+            yield value
+        if id(value) in seen or isinstance(value, ModuleType | type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, CodeType):
+            left += value.co_consts
+        elif isinstance(value, Mapping):
+            left += [*value, *value.values()]
+        elif isinstance(value, tuple | list | set | frozenset):
+            left += value
+        elif isinstance(value, Tensor):
+            few = value.numel() <= FEW and not value.is_floating_point()
+            left += value.flatten().tolist() if few else ()
+        elif isinstance(value, partial):
+            left += [value.func, value.args, value.keywords]
+        elif isinstance(value, FunctionType):
+            left += _held_by(value)
+        elif value is function:  # an object that is called
+            left += [getattr(value, "__dict__", {}), type(value).__call__]
+
+
+def _held_by(function: FunctionType) -> Iterator[Any]:
+    """Yield the code of a function, and the values that it can reach."""
+    code = function.__code__
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    names = {name for one in (code, *inner) for name in one.co_names}
+    yield code
+    yield from (function.__defaults__ or (), function.__kwdefaults__ or {})
+    yield from (function.__globals__.get(name) for name in names)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is still empty
+            yield cell.cell_contents
+
+
 @dataclass(frozen=True)
 class Declared:
     """A declaration, with the relations of texts that were asked for.
 
     Attributes:
         sees: the declaration.
+        longest: tokens of the longest text.
     """
 
     sees: Sees
+    longest: int = 33
 
     @property
     def name(self) -> str:
         """Its name in messages."""
         return name_of(self.sees)
 
-    @property
+    @cached_property
     def looks_ahead(self) -> bool:
         """Whether some position may see a later token, as far as is known."""
         if takes_tokens(self.sees):
             return True
-        each = (relation_of(self.sees, time) for time in SAMPLED)
+        each = (relation_of(self.sees, n) for n in _sampled(self.longest))
         return any(bool(relation.triu(1).any()) for relation in each)
 
     def ids(self, vocab_size: int) -> list[int]:
-        """Return the ids that a declaration by tokens may ask for.
-
-        They are the whole numbers in its code, and in names it looks up.
-        """
-        code = getattr(self.sees, "__code__", None)
-        if code is None or not takes_tokens(self.sees):
+        """Return the ids that a declaration by tokens may ask for."""
+        if not takes_tokens(self.sees):
             return []
-        names = getattr(self.sees, "__globals__", {})
-        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-        each = [v for c in (code, *inner) for v in c.co_consts]
-        each += [names.get(n) for c in (code, *inner) for n in c.co_names]
-        whole = {value for value in each if type(value) is int}
-        return sorted(whole & {*range(vocab_size)})
+        return sorted({*_numbers(self.sees)} & {*range(vocab_size)})
 
     @cached_property
     def _kept(self) -> dict[int, Relation]:
@@ -328,7 +420,11 @@ class Declared:
 
 
 SAMPLED = (1, 2, 3, 7, 16, 33)  # lengths at which a declaration is looked at
-LONG = 1024  # tokens of the longest one
+LONG = 4096  # tokens of the longest one
+
+
+def _sampled(longest: int) -> set[int]:
+    return {min(n, longest) for n in (*SAMPLED, LONG)}
 
 
 def declared_by(sees: Sees | None, block_size: int) -> Declared | None:
@@ -344,9 +440,11 @@ def declared_by(sees: Sees | None, block_size: int) -> Declared | None:
             f"sees is a predicate (q, kv), as gpt_duet.visibility has some, "
             f"got {sees!r:.60}"
         )
+    declared = Declared(sees, block_size)
     if takes_tokens(sees):
-        return Declared(sees)
-    lengths = {min(n, block_size) for n in (*SAMPLED, LONG)}
-    found = [relation_of(sees, time) for time in lengths]
+        for time in {min(n, block_size) for n in SAMPLED}:
+            declared.of(torch.zeros(1, time, dtype=torch.int64))
+        return declared
+    found = [relation_of(sees, time) for time in _sampled(block_size)]
     usual = all(one.equal(_causal(len(one))) for one in found)
-    return None if usual else Declared(sees)
+    return None if usual and block_size <= LONG else declared

@@ -11,14 +11,24 @@ from torch import Tensor
 
 from ..running.context import draws_put_back, seed_all
 from ..running.errors import Leaked
-from ..running.model.calling import find_scores, follow
+from ..running.model.calling import (
+    BATCH_FIRST,
+    TIME_FIRST,
+    Form,
+    shape_of,
+    tensors_in,
+)
 from ..running.operations import as_written
 from ..running.rounding import floor, gaps
 from ..tracing.lines import Line, first_in_two_texts
-from ..visibility import Declared, Sees, causal
+from ..visibility import Declared, Sees, causal, declared_by
 from .leaks import unseen
 
 SHARES = (1 / 2, 0.0, 7 / 8)  # where in a text positions are asked
+MOST_ASKED = 64  # positions of which those to ask are chosen
+TIMES_NOISE = 4.0  # times what two equal calls differ by, others may
+MOST_NOISE = 0.1  # of the largest score: with more, a leak would pass
+FORMS: tuple[Form, ...] = (BATCH_FIRST, ("batch * time", "vocab"), TIME_FIRST)
 SEED = 0  # of each call's random numbers, which are put back
 
 
@@ -26,7 +36,7 @@ def guard(
     model: Callable[..., Any],
     tokens: Int[Tensor, "batch time"],
     *,
-    sees: Sees = causal,
+    sees: Sees | None = causal,
     scores: Callable[[Any], Tensor] | None = None,
 ) -> None:
     """Raise AssertionError if a score depends on a token it may not see.
@@ -39,33 +49,86 @@ def guard(
     Args:
         model: is called with tokens.
         tokens: of an evaluation, on the model's device.
-        sees: who may see whom, as `gpt_duet.visibility` has it.
+        sees: who may see whom, as `gpt_duet.visibility` has it; None: causal.
         scores: finds the scores, (batch, time, vocab), in an answer; None:
             they are its logits, or its first tensor of this shape.
 
     Raises:
         AssertionError: with the position, the token, and the line of the
             model where the two texts first differ.
-        ValueError: for tokens that are not a batch of texts, or an answer
-            without scores.
+        ValueError: for tokens that are not a batch of texts, an answer
+            without scores, or scores with which nothing can be compared.
     """
-    if tokens.ndim != 2 or tokens.is_floating_point() or tokens.size(1) < 2:
-        raise ValueError(
-            f"guard takes ids of shape (batch, time) with a time of 2 or "
-            f"more, got {tokens.dtype} of shape {tuple(tokens.shape)}"
-        )
+    _require_ids(tokens)
+    declared = declared_by(sees, tokens.size(1)) or Declared(causal)
     calls = _Calls(model, tokens, scores)
-    declared = Declared(sees)
     base = calls(tokens)
-    noise = max(float(gaps(calls(tokens), base).max()), floor(base))
-    for share in SHARES:
-        changed = _changed(tokens, declared, int(share * tokens.size(1)))
+    noise = _noise(base, calls(tokens))
+    for position in _positions(declared, tokens):
+        changed = _changed(tokens, declared, position)
         still = unseen(declared, tokens, changed).to(base.device)
         apart = gaps(calls(changed), base).masked_fill(~still, 0.0)
         if not float(apart.max()) > noise:
             continue
         row, position = divmod(int(apart.argmax()), tokens.size(1))
         raise _leak(calls, declared, base, changed, row, position, noise)
+
+
+def _require_ids(tokens: Any) -> None:
+    found = f"{type(tokens).__name__}"
+    if isinstance(tokens, Tensor):
+        found = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+        whole = not (tokens.is_floating_point() or tokens.is_complex())
+        if tokens.ndim == 2 and whole and len(tokens) and tokens.size(1) > 1:
+            return
+    raise ValueError(
+        f"guard takes ids of shape (batch, time) with a time of 2 or more, "
+        f"got {found}"
+    )
+
+
+def _noise(base: Tensor, again: Tensor) -> float:
+    """Return what two calls of one text may differ by.
+
+    Raises:
+        ValueError: where nothing can be said of other texts.
+    """
+    odd = float(base.isnan().any(-1).double().mean())
+    if odd:
+        raise ValueError(
+            f"scores of {odd:.0%} of the positions are NaN: nothing can be "
+            f"compared with them"
+        )
+    noise = TIMES_NOISE * float(gaps(again, base).max())
+    finite = base[base.isfinite()].double()
+    most = MOST_NOISE * float(finite.abs().max()) if len(finite) else 0.0
+    if noise > max(most, floor(base)):
+        raise ValueError(
+            f"two calls with the same tokens differ by "
+            f"{noise / TIMES_NOISE:.2g}: the model keeps a state, or draws "
+            f"random numbers of its own, and no leak could be told from that"
+        )
+    return max(noise, floor(base))
+
+
+def _positions(declared: Declared, tokens: Tensor) -> list[int]:
+    """Return the positions to ask: each shows most that others do not."""
+    time = tokens.size(1)
+    if declared.sees is causal:
+        return [int(share * time) for share in SHARES]
+    forbidden = ~declared.of(tokens[:1])[0]
+    left, seen = forbidden.float(), (~forbidden).float()
+    some = torch.arange(0, time, max(1, time // MOST_ASKED))
+    # which positions see none of the tokens that one of some may not see
+    still = (seen @ forbidden[some].float().mT == 0).float()
+    found = []
+    for _ in SHARES:
+        shown = ((left.mT @ still).mT * forbidden[some]).sum(1)
+        best = int(shown.argmax())
+        found.append(int(some[best]))
+        tried = still[:, best, None] * forbidden[some[best]]
+        left = left * (1 - tried)
+    return found
 
 
 @dataclass(frozen=True)
@@ -82,27 +145,30 @@ class _Calls:
             seed_all(SEED)
             answer = self.model(tokens)
             found = answer if self.scores is None else self.scores(answer)
-        if isinstance(found, Tensor) and found.shape[:2] == (rows, time):
-            return found
         for value in (getattr(found, "logits", None), found):
-            width = _width(value, rows, time)
-            for path, _ in find_scores(value, rows, time, width):
-                return follow(value, path).reshape(rows, time, -1)
+            for form in FORMS:
+                for _, tensor in tensors_in(value):
+                    read = _read(tensor, form, rows, time)
+                    if read is not None:
+                        return read
         raise ValueError(
             f"no scores of shape ({rows}, {time}, vocab) were found in the "
             f"answer: give scores=, from an answer to its scores"
         )
 
 
-def _width(answer: Any, rows: int, time: int) -> int:
-    """Return the size of the last axis of what may be scores."""
-    each = [answer, *(answer if isinstance(answer, tuple | list) else ())]
-    each += answer.values() if isinstance(answer, dict) else []
-    for value in each:
-        floats = isinstance(value, Tensor) and value.is_floating_point()
-        if floats and value.shape[:-1].numel() == rows * time:
-            return value.size(-1)
-    return 0
+def _read(
+    tensor: Tensor, form: Form, rows: int, time: int
+) -> Float[Tensor, "batch time vocab"] | None:
+    """Return a tensor as scores of a form, None if it is not of that form."""
+    if tensor.ndim != len(form) or not tensor.is_floating_point():
+        return None
+    width = tensor.size(form.index("vocab"))
+    if tensor.shape != shape_of(form, rows, time, width):
+        return None
+    if len(form) < len(BATCH_FIRST):
+        return tensor.view(rows, time, width)
+    return tensor.permute([form.index(axis) for axis in BATCH_FIRST])
 
 
 def _changed(tokens: Tensor, declared: Declared, position: int) -> Tensor:
@@ -113,7 +179,7 @@ def _changed(tokens: Tensor, declared: Declared, position: int) -> Tensor:
     relations = declared.of(tokens)[:, position].to(tokens.device)
     ids = tokens.unique()
     other = ids[(torch.searchsorted(ids, tokens) + 1) % len(ids)]
-    other = other if len(ids) > 1 else (tokens + 1).clamp(max=1)
+    other = other if len(ids) > 1 else (tokens == 0).to(tokens)
     return torch.where(relations, tokens, other)
 
 

@@ -5,7 +5,7 @@ before the split their scores must be the same.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..proof.proof import Proof
 from ..running.errors import SkipCheck
-from ..running.model.sizes import all_declared, padding_ids
+from ..running.model.sizes import all_declared, padding_ids, special_ids
 from ..running.rounding import (
     floor_of,
     gaps,
@@ -48,10 +48,11 @@ from ..running.ways import (
 )
 from ..tracing.moved import moves
 from ..validation import dtype_name
-from ..visibility import Declared
+from ..visibility import Declared, takes_tokens
 
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
 MARKS = ("eos_token_id", "bos_token_id")  # ids that may count as padding
+EVERY = 64  # tokens of a text in which each position is asked
 LONGEST_TABLE = 4096  # rows of a table of masks, past which texts are tried
 AT_ONCE, AFTER = 1 / 2, 1 / 6  # of the time left: an open place, all else
 
@@ -218,16 +219,17 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
     if subject.is_program:
         exact = [EVAL]
     few = subject.fit(2, 3, 5, 8, SHORT, subject.block_size)
+    first = () if proof.position is None else (proof.position,)
     if proof.at is not None and proof.worn is not None:
-        yield from drawn.of_run(proof.worn, proof.at[1], AT_ONCE)
+        yield from drawn.of_run(proof.worn, proof.at[1], AT_ONCE, first)
     elif proof.at is not None:
         case, time = proof.at
         double = replace(case, dtype=DOUBLE.dtype)
         as_it_is = () if case.dtype or case.losses else (double,)
-        yield from drawn.of((*as_it_is, case), [time], AT_ONCE)
+        yield from drawn.of((*as_it_is, case), [time], AT_ONCE, first)
         sizes = [replace(double, size=c.size) for c in ENLARGED]
         if as_it_is and not case.frozen:
-            yield from drawn.of(sizes, [time], AT_ONCE)
+            yield from drawn.of(sizes, [time], AT_ONCE, first)
     proved = proof.proved and not proof.partial
     if proved:
         rest = [] if subject.heavy else [subject.block_size]
@@ -271,9 +273,14 @@ class _Texts:
         said = {size.value for size in all_declared(model, MARKS)}
         ids = {0, vocab - 1, *padding_ids(model), *said}
         self.marks = sorted(ids & {*range(vocab)})  # may count as padding
+        self.special = special_ids(model, vocab)
 
     def of(
-        self, cases: Iterable[Case], lengths: list[int], share: float = AFTER
+        self,
+        cases: Iterable[Case],
+        lengths: list[int],
+        share: float = AFTER,
+        first: Sequence[int] = (),
     ) -> Iterator[Trial]:
         """Yield trials of cases at some lengths.
 
@@ -294,7 +301,7 @@ class _Texts:
                 continue
             enough = case.size > ENLARGED[0].size
             for time in lengths:
-                yield from self.of_run(variant, time, share)
+                yield from self.of_run(variant, time, share, first)
 
     def _copy(self, case: Case, time: int) -> Variant | None:
         if case.size:
@@ -308,30 +315,53 @@ class _Texts:
         return variant
 
     def of_run(
-        self, variant: Variant, time: int, share: float
+        self,
+        variant: Variant,
+        time: int,
+        share: float,
+        first: Sequence[int] = (),
     ) -> Iterator[Trial]:
-        """Yield a batch of splits, then the first two, each alone."""
-        start = int(variant.case.shown(1, time)[0].long().argmax())
-        if variant.case.crowd:
-            rows = variant.rows_at_once(time) if time > 1 else 0
-            splits = [1 + row % (time - 1) for row in range(rows)]
-        else:
-            splits = splits_to_try(time, self.generator, SPLITS)
-            splits = [s for s in splits if s > start]
-            if self.subject.sees is not None:
-                splits.append(0)
+        """Yield a batch of splits, then the first two, each alone.
+
+        The first are positions of a declaration that are suspected.
+        """
+        declared = self.subject.sees
+        splits = self._splits(variant, time)
         if not splits:
             return
         # ends first, then powers of two: time cuts off the rest
         splits.sort(key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0))
+        alone = 0  # rows in which a token is changed alone
+        if declared is not None and not variant.case.crowd:
+            splits = [*dict.fromkeys((*first, *splits))]
+            alone = min(SPLITS, len(splits))
+            splits += splits[:alone]
         texts = self._pairs(time, splits)
-        if self.subject.sees is not None:
-            texts = self._forbidden(self.subject.sees, texts[0], splits)
+        if declared is not None:
+            texts = self._forbidden(declared, texts[0], splits, alone)
         trial = Trial(variant, *texts, splits, share=share)
         if not variant.case.losses:
             yield trial
         for row in range(0 if variant.case.crowd else min(2, len(splits))):
             yield trial.some([row])
+
+    def _splits(self, variant: Variant, time: int) -> list[int]:
+        """Return where texts are split; where positions are declared, these.
+
+        All pairs of a declaration are tried where a text is not long: what
+        one position may not see says nothing about the next one.
+        """
+        declared = self.subject.sees is not None
+        start = int(variant.case.shown(1, time)[0].long().argmax())
+        if variant.case.crowd:
+            rows = variant.rows_at_once(time) if time > 1 else 0
+            if declared:
+                return [row % time for row in range(rows)]
+            return [1 + row % (time - 1) for row in range(rows)]
+        if declared and time <= EVERY:
+            return [*range(start, time)]
+        splits = splits_to_try(time, self.generator, SPLITS)
+        return [0] * declared + [s for s in splits if s > start]
 
     def _pairs(self, time: int, splits: list[int]) -> tuple[Tensor, Tensor]:
         """Draw texts, and others that differ from the splits on.
@@ -361,13 +391,17 @@ class _Texts:
         declared: Declared,
         base: Int[Tensor, "rows time"],
         at: list[int],
+        alone: int,
     ) -> tuple[Tensor, Tensor]:
         """Return texts, and others in tokens that a position may not see.
 
-        Of every other row only one such token is changed.
+        In the last rows only one such token is changed. Where a position may
+        see all tokens, all are, which shows that they move scores.
         """
         vocab, random = self.subject.vocab_size, self.generator
         named = declared.ids(vocab)
+        if takes_tokens(declared.sees):
+            named = sorted({*named, *self.marks, *self.special})
         if named:  # in half of the places, so that some lie side by side
             drawn = torch.randint(len(named), base.shape, generator=random)
             where = torch.rand(base.shape, generator=random) < 1 / 2
@@ -376,9 +410,12 @@ class _Texts:
         for row, position in enumerate(at):
             relation = declared.of(base[row : row + 1])[0]
             hidden = (~relation[position]).nonzero().flatten()
-            if row % 2 and len(hidden):
-                hidden = hidden[row // 2 % len(hidden)].reshape(1)
-            drawn = others(base[row], vocab, self.generator)
+            if not len(hidden):
+                hidden = torch.arange(base.size(1))
+            elif row >= len(at) - alone:
+                drawn = torch.randint(len(hidden), (1,), generator=random)
+                hidden = hidden[drawn]
+            drawn = others(base[row], vocab, random)
             changed[row, hidden] = drawn[hidden]
         return base, changed
 

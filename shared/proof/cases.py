@@ -33,7 +33,7 @@ class CaseVerdict:
         lengths: at which the case is proved.
         open: what keeps the proof open, a sentence each; (): it is proved.
         at: the length at which it is open, if it is about one.
-        culprit, way, in_chunks: as an Explained has them.
+        culprit, way, in_chunks, position: as an Explained has them.
         cut: whether the time ended before some length.
         uncontrolled: whether the time ended before the control of the rules.
         raised: what the model raised at a length, or "".
@@ -47,6 +47,7 @@ class CaseVerdict:
     culprit: Place | None = None
     way: str = ""
     in_chunks: bool = False
+    position: int | None = None
     cut: bool = False
     uncontrolled: bool = False
     raised: str = ""
@@ -192,6 +193,7 @@ def _explained(
         culprit=why.culprit,
         way=why.way,
         in_chunks=why.in_chunks,
+        position=why.position,
     )
 
 

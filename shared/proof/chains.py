@@ -17,6 +17,7 @@ from .codes import CODES
 from .engine import Codes, Order, Tokens
 
 Forbidden = Bool[Tensor, "time time"]
+Early = Bool[Tensor, "rows time"]  # tokens that positions before them see
 Chain = tuple[Int[Tensor, "time"], Int[Tensor, "time"]]  # codes, bounds
 
 
@@ -35,25 +36,35 @@ class Chains:
         if (time, ids) not in self._kept:
             relations = self.declared.of(tokens if own else tokens[:1])
             each = [[*chains_of(~relation)] for relation in relations]
-            self._kept[time, ids] = _orders(each if own else each * rows, time)
+            early = [relation.triu(1).any(0) for relation in relations]
+            if not own:
+                each, early = each * rows, early * rows
+            self._kept[time, ids] = _orders(each, torch.stack(early))
         return self._kept[time, ids]
 
 
-def _orders(each: list[list[Chain]], time: int) -> tuple[Order, ...]:
+def _orders(each: list[list[Chain]], early: Early) -> tuple[Order, ...]:
     """Return the orders of a batch whose rows have these chains."""
+    time = early.size(1)
     idle = torch.zeros(time, dtype=torch.int64)
     count = max([1, *map(len, each)])
     padded = [[*row, *[(idle, idle)] * (count - len(row))] for row in each]
-    return tuple(_order([*some]) for some in zip(*padded, strict=True))
+    return tuple(_order([*some], early) for some in zip(*padded, strict=True))
 
 
-def _order(rows: list[Chain]) -> Order:
-    """Return the order of a batch whose rows have these codes and bounds."""
+def _order(rows: list[Chain], early: Early) -> Order:
+    """Return the order of a batch whose rows have these codes and bounds.
+
+    A target is the next token. Where positions before that token may see it,
+    what they should predict is another one, which is in no text: no score may
+    depend on it.
+    """
     codes, bounds = (
         torch.stack([row[k] for row in rows]).to(CODES) for k in (0, 1)
     )
     end = torch.full_like(codes[:, :1], codes.size(1))  # after all tokens
-    targets = torch.cat([codes[:, 1:], end], 1)
+    following = codes[:, 1:].masked_fill(early[:, 1:], codes.size(1))
+    targets = torch.cat([following, end], 1)
 
     def some(values: Codes) -> Callable[[int, int], Codes]:
         return lambda rows, time: values[:rows, :time]

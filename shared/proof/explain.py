@@ -26,6 +26,7 @@ class Explained:
         way: it between the lines before and after, in words.
         in_chunks: whether it shows in chunks of a padded text.
         at_length: whether it is about the length at which it was found.
+        position: whose score depends on a token that it must not see.
     """
 
     open: tuple[Open, ...]
@@ -33,6 +34,7 @@ class Explained:
     way: str = ""
     in_chunks: bool = False
     at_length: bool = True
+    position: int | None = None
 
 
 def explain(
@@ -73,7 +75,10 @@ def explain(
         by = f" by {words}" if words else ""
         text = f"{culprit} lets it through: {reaches}{by} ({how})"
     known.append(Open(text, culprit))
-    return Explained(tuple(known), culprit, words, way.in_chunks)
+    _, position = found.open(case.shown(*found.reached.shape))[0]
+    return Explained(
+        tuple(known), culprit, words, way.in_chunks, position=position
+    )
 
 
 def _not_understood(found: Found) -> Iterator[Open]:

@@ -100,6 +100,7 @@ class Proof:
         in_chunks: whether it shows in chunks of a padded text, where two
             texts show only a line after it.
         at: the way of running and the length that are open.
+        position: whose score a token reaches then, if known.
         conditions: what a text may break, a sentence each.
         order: "positions" or "rows".
         sees: the name of the declaration of who may see whom; "": causal.
@@ -128,6 +129,7 @@ class Proof:
     way: str = ""
     in_chunks: bool = False
     at: tuple[Case, int] | None = None
+    position: int | None = None
     conditions: list[str] = field(default_factory=list)
     order: str = "positions"
     sees: str = ""

@@ -134,6 +134,7 @@ def _take_open(proof: Proof, verdicts: list[CaseVerdict]) -> None:
             proof.leave_open(*verdict.open)
             proof.culprit, proof.way = verdict.culprit, verdict.way
             proof.in_chunks = verdict.in_chunks
+            proof.position = verdict.position
             if verdict.at is not None:
                 proof.at = verdict.case, verdict.at
 

@@ -8,10 +8,11 @@ import torch
 from broken_models import BROKEN
 from small_gpt import BLOCK, GPT, VOCAB
 from torch import nn
-from visible_models import VISIBLE, leaking, sound
+from visible_models import VISIBLE, leaking, of, sound
 from visible_models import VOCAB as FEW
 
 from gpt_duet import guard
+from gpt_duet.visibility import window
 
 
 def texts(vocab=VOCAB, time=BLOCK, rows=4):
@@ -89,3 +90,105 @@ def test_scores_are_found_or_named():
         guard(lambda ids: None, texts())
     with pytest.raises(ValueError, match=r"shape \(5,\)"):
         guard(GPT(), texts()[0, :5])
+
+
+class Next(nn.Module):
+    """Adds a number of the next token to the scores of each."""
+
+    def __init__(self, model=GPT):
+        super().__init__()
+        self.model = model()
+
+    def forward(self, ids):
+        ahead = self.model.wte(ids)[..., :1]
+        return self.model(ids) + torch.cat([ahead[:, 1:], ahead[:, :1]], 1)
+
+
+@pytest.mark.parametrize("token", [0, 1, 5])
+def test_a_leak_shows_in_texts_of_one_id(token):
+    with pytest.raises(AssertionError, match="sees token"):
+        guard(Next(), torch.full((2, BLOCK), token))
+
+
+@pytest.mark.parametrize(
+    "turned",
+    [
+        lambda scores: scores.transpose(0, 1),
+        lambda scores: scores.flatten(0, 1),
+        lambda scores: {"aux": torch.zeros(4 * BLOCK, 3), "logits": scores},
+        lambda scores: {"aux": torch.zeros(4 * BLOCK, 3), "mine": scores},
+    ],
+)
+def test_scores_of_any_form_are_read(turned):
+    sound, leaking = GPT(), Next()
+    guard(lambda ids: turned(sound(ids)), texts())
+    with pytest.raises(AssertionError, match="sees token"):
+        guard(lambda ids: turned(leaking(ids)), texts())
+
+
+class Counting(nn.Module):
+    """Its scores grow with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.calls = GPT(), 0
+
+    def forward(self, ids):
+        self.calls += 1
+        return self.model(ids) * self.calls
+
+
+class Noisy(GPT):
+    """Draws random numbers from a generator of its own."""
+
+    def forward(self, ids):
+        scores, self.own = super().forward(ids), torch.Generator()
+        self.seed = getattr(self, "seed", 0) + 1
+        noise = torch.randn(
+            scores.shape, generator=self.own.manual_seed(self.seed)
+        )
+        return scores + noise
+
+
+class OneRowOfNaN(Next):
+    """A row is NaN, and the others leak."""
+
+    def forward(self, ids):
+        scores = super().forward(ids)
+        return torch.cat([scores[:1] * float("nan"), scores[1:]])
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Counting, "keeps a state"),
+        (Noisy, "random numbers of its own"),
+        (OneRowOfNaN, "25% of the positions are NaN"),
+    ],
+)
+def test_nothing_is_said_of_scores_that_cannot_be_compared(model, words):
+    with pytest.raises(ValueError, match=words):
+        guard(model(), texts())
+
+
+def test_mistakes_are_one_line():
+    model = GPT()
+    for given, how, words in (
+        (texts().tolist(), {}, "got list"),
+        (texts(), {"sees": "window"}, "sees is a predicate"),
+        (texts(), {"scores": lambda found: found.argmax(-1)}, "give scores="),
+        (texts(), {"scores": lambda found: found[..., 0]}, "give scores="),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            guard(model, given, **how)
+        assert "\n" not in str(error.value)
+    guard(model, texts(), sees=None)
+
+
+def test_positions_are_asked_where_most_is_forbidden():
+    """A window one too long, and an image that sees the next one."""
+    for name, more in (("window", window(5)), ("images", None)):
+        sees = VISIBLE[name][0]
+        model = leaking(name)() if more is None else of(more)()
+        with pytest.raises(AssertionError, match="forbids"):
+            guard(model, texts(FEW, 12), sees=sees)

@@ -1,5 +1,6 @@
 """A declaration of who may see whom is proved and tested, both ways."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,15 @@ from hypothesis import strategies as st
 from small_gpt import GPT
 from visible_models import (
     BLOCK,
+    IMAGE,
     VISIBLE,
+    VOCAB,
+    Seeing,
     by_images,
     forgetting,
     images_by_tokens,
     leaking,
+    of,
     sound,
 )
 
@@ -101,6 +106,154 @@ def test_a_declaration_may_depend_on_the_tokens():
     assert "which by_images forbids" in failed["check_causality"]
 
 
+def forbidden_pairs():
+    """Return pairs at even and odd positions, before and after them."""
+    each = {"window": [(5, 10), (10, 2), (7, 10)], "tree": [(7, 11), (6, 5)]}
+    return [(name, pair) for name, some in each.items() for pair in some]
+
+
+@pytest.mark.parametrize(("name", "pair"), forbidden_pairs())
+def test_any_pair_that_leaks_fails(name, pair):
+    sees = VISIBLE[name][0]
+    failed = checked(of(sees, more=[pair]), sees, "causality")
+    assert f"position {pair[0]} sees" in failed["check_causality"]
+
+
+class Long(Seeing):
+    """A text in which not each position is asked."""
+
+    block_size = 96
+
+    def __init__(self, relation):
+        super().__init__(relation)
+        self.positions = torch.nn.Embedding(self.block_size, 16)
+
+
+def test_the_pair_of_the_proof_is_asked_in_a_long_text():
+    def relation(ids):
+        found = relation_of(window(4), ids.size(1))
+        if len(found) == Long.block_size:
+            found[37, 12] = True
+        return found
+
+    failed = checked(partial(Long, relation), window(4), "causality")
+    assert "position 37 sees" in failed["check_causality"]
+
+
+def everything(q, kv):
+    return q == q
+
+
+def test_an_encoder_passes_where_all_may_see_all():
+    names = ("causality", "causal_gradients", "context_use", "cache")
+    names += ("prefix_consistency", "order_sensitivity")
+    assert not checked(of(everything), everything, *names)
+    failed = checked(of(causal), everything, "context_use")
+    assert "position 0 never change" in failed["check_context_use"]
+
+
+class Telling(Seeing):
+    """Adds a number of some targets to the scores of their positions."""
+
+    def __init__(self, sees, count):
+        super().__init__(lambda ids: relation_of(sees, ids.size(1)))
+        self.count = count
+
+    def forward(self, ids, targets=None):
+        scores = super().forward(ids)
+        if targets is None:
+            return scores
+        told = self.tokens(targets)[:, : self.count, :1]
+        left = scores.size(1) - told.size(1)
+        scores = scores + torch.nn.functional.pad(told, (0, 0, 0, left))
+        loss = torch.nn.functional.cross_entropy(
+            scores.flatten(0, 1), targets.flatten()
+        )
+        return scores, loss
+
+
+@pytest.mark.parametrize("sees", [everything, prefix(6)])
+def test_targets_of_tokens_that_are_seen_early_are_secret(sees):
+    for count in (0, 4):
+        build = partial(Telling, sees, count)
+        proof = prove_causality(build, sees=sees, lengths=[BLOCK])
+        assert proof.proved == (count == 0), proof
+
+
+def by_closure(image, *, more=()):
+    """Return by_images for an id that no code names."""
+
+    def sees(tokens):
+        is_image = (tokens == image).roll(0)
+        number = (is_image & ~is_image.roll(1)).cumsum(0) * is_image
+        return lambda q, kv: (
+            (kv <= q) | ((number[q] == number[kv]) & is_image[q])
+        )
+
+    return sees
+
+
+class ByImages:
+    """A declaration that is an object."""
+
+    def __init__(self):
+        self.image = IMAGE
+
+    def __call__(self, tokens):
+        return by_closure(self.image)(tokens)
+
+
+def with_image(image, tokens):
+    return by_closure(image)(tokens)
+
+
+@pytest.mark.parametrize(
+    "sees", [by_closure(IMAGE), ByImages(), partial(with_image, IMAGE)]
+)
+def test_ids_that_a_declaration_holds_are_in_the_texts(sees):
+    assert IMAGE in declared_by(sees, 12).ids(VOCAB)
+    assert not checked(images_by_tokens(), sees, "causality")
+    assert checked(images_by_tokens(wrong=True), sees, "causality")
+
+
+PAIRS = {(q, k) for q in range(64) for k in range(q + 1)} | {(0, 3)}
+SINK = {40}
+
+
+def test_a_predicate_that_asks_a_set_is_read_as_one_of_numbers():
+    found = relation_of(lambda q, kv: (q, kv) in PAIRS, 5)
+    assert found[0].tolist() == [True, False, False, True, False]
+    found = relation_of(lambda q, kv: kv in SINK or kv <= q, 64)
+    assert found[:, 40].all()
+
+
+def test_a_declaration_is_looked_at_up_to_the_longest_text():
+    late = blocks([(1500, 1600)])
+    for sees in (late, window(1500)):
+        assert declared_by(sees, 2048) is not None
+    assert declared_by(late, 2048).looks_ahead
+    assert declared_by(blocks([(40, 46)]), 48).looks_ahead
+    assert not declared_by(window(4), 48).looks_ahead
+
+
+DOCUMENT = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]])
+
+
+def test_what_differs_by_row_or_head_is_not_a_declaration():
+    def by_row(b, h, q, kv):
+        return (DOCUMENT[b, q] == DOCUMENT[b, kv]) & (kv <= q)
+
+    def by_head(b, h, q, kv):
+        return (kv <= q) & ((h == 0) | (q - kv < 2))
+
+    for sees, words in ((by_row, "row b"), (by_head, "head h")):
+        with pytest.raises(ValueError, match=f"depends on the {words}"):
+            declared_by(sees, 5)
+    assert declared_by(
+        lambda b, h, q, kv: (DOCUMENT[:1][b, q] == 0) & (kv <= q), 5
+    )
+
+
 class Heads(GPT):
     """Also guesses the token after the next one; its first head leaks."""
 
@@ -152,8 +305,17 @@ def test_causal_is_the_usual_declaration():
     assert declared_by(window(100), 64) is None
 
 
+def raising(q, kv):
+    raise KeyError("q")
+
+
 def test_what_is_no_predicate_is_one_line():
     for sees, words in (
+        (raising, r"raising\(0, 0\) raises KeyError"),
+        (lambda q, kv: torch.ones(3, 3) > 0, "a predicate returns a boolean"),
+        (lambda q, kv: None, "returns None"),
+        (torch.ge, "the arguments of ge are not known"),
+        (lambda tokens: torch.ones(2, 2), r"predicate \(q, kv\), got Tensor"),
         (lambda q, kv, more: True, "takes 3 arguments"),
         (lambda q, kv: q - kv, "returns torch.int64"),
         ("window", "sees is a predicate"),
