@@ -633,7 +633,7 @@ PASSED = [
         "length_limit",
         f"^{BLOCK + 1} tokens: ValueError: {BLOCK + 1} tokens > {BLOCK}$",
     ),
-    (lambda: GPT(dim=4, mixer=SHARP.mixer), "signal", "choose positions"),
+    (lambda: GPT(dim=4, mixer=SHARP.mixer), "signal", "chooses? positions"),
     (
         gpt(token_vectors=lambda self, ids: self.wte(ids * 2**30 % 13)),
         "shape",

@@ -1016,9 +1016,18 @@ def test_a_leak_at_one_length_is_found_by_the_number_in_the_code(method):
     [
         (LossAlone, ""),
         (ShiftsInside, ""),
-        (LabelsInScores, "scores of a target depend on it"),
-        (MaskedWithoutLabels, "scores of a target depend on it"),
-        (SortedLabels, "scores of a target depend on it"),
+        (
+            LabelsInScores,
+            "which token each row of its scores may see is not known",
+        ),
+        (
+            MaskedWithoutLabels,
+            "which token each row of its scores may see is not known",
+        ),
+        (
+            SortedLabels,
+            "which token each row of its scores may see is not known",
+        ),
         (MeanOfScoresAdded, "other than by its cross-entropies"),
     ],
 )

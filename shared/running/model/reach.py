@@ -16,7 +16,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
@@ -82,7 +82,6 @@ def _owns(name: str) -> bool:
     return path is None or is_theirs(path)
 
 
-UNSET = object()  # of a variable
 LOOKED_UP = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME")
 
 
@@ -547,14 +546,13 @@ def _of_context(path: str, variable: ContextVar) -> Holder:
     """Return the value of a variable; one that was not set has its default."""
 
     def read() -> dict[str, Any]:
-        value = variable.get(UNSET)
-        return {} if value is UNSET else {"": value}
+        try:
+            return {"": variable.get()}
+        except LookupError:  # it has no default
+            return {}
 
     def write(saved: dict) -> None:
         if saved:
             variable.set(saved[""])
-        else:
-            with suppress(LookupError):  # it has no default
-                variable.set(Context().run(variable.get))
 
     return Holder(path, "{}", read, write)
