@@ -427,7 +427,7 @@ def _sampled(longest: int) -> set[int]:
     return {min(n, longest) for n in (*SAMPLED, LONG)}
 
 
-def declared_by(sees: Sees | None, block_size: int) -> Declared | None:
+def declared_by(sees: Any, block_size: int) -> Declared | None:
     """Return a declaration; None for the usual one, causal.
 
     Raises:

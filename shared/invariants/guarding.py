@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..running.context import draws_put_back, seed_all
@@ -21,7 +21,7 @@ from ..running.model.calling import (
 from ..running.operations import as_written
 from ..running.rounding import floor, gaps
 from ..tracing.lines import Line, first_in_two_texts
-from ..visibility import Declared, Sees, causal, declared_by
+from ..visibility import Declared, causal, declared_by
 from .leaks import unseen
 
 SHARES = (1 / 2, 0.0, 7 / 8)  # where in a text positions are asked
@@ -34,9 +34,9 @@ SEED = 0  # of each call's random numbers, which are put back
 
 def guard(
     model: Callable[..., Any],
-    tokens: Int[Tensor, "batch time"],
+    tokens: Any,
     *,
-    sees: Sees | None = causal,
+    sees: Any = causal,
     scores: Callable[[Any], Tensor] | None = None,
 ) -> None:
     """Raise AssertionError if a score depends on a token it may not see.
@@ -199,7 +199,10 @@ def _leak(
     few = differ[(differ - position).abs().argsort()][: len(each)]
     some = torch.arange(len(few))
     each[some, few] = changed[row, few]
-    apart = gaps(calls(each)[: len(few), position], base[row, position])
+    apart = gaps(
+        calls(each)[: len(few), position],
+        base[row, position].expand(len(few), -1),
+    )
     forbids = f", which {declared.name} forbids"
     forbids *= declared.sees is not causal
     token, size = int(differ[0]), float(apart.max())

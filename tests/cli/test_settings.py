@@ -56,6 +56,7 @@ def test_an_unknown_value_is_refused_by_its_declaration():
             check_model(lambda tokens: tokens, **{name: "x"})
 
 
+@pytest.mark.unhooked  # None stands for a model
 def test_a_target_takes_the_settings_of_a_run():
     names = [one.name for one in settings_in(RunSettings)]
     assert {*names} > {one.name for one in settings_in(Settings)}
