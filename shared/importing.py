@@ -17,7 +17,7 @@ from typing import Any
 
 from . import console
 from .names import STYLES
-from .validation import did_you_mean
+from .validation import did_you_mean, is_installed
 
 LONGEST = 20  # lines of a user's traceback
 OURS = Path(__file__).resolve().parent
@@ -73,7 +73,7 @@ class Alone:
         return any(
             any(_lies_in(path, folder) for folder in self._folders)
             and not any(_lies_in(path, folder) for folder in ours)
-            and not {"site-packages", "dist-packages"} & {*path.parts}
+            and not is_installed(str(path))
             for path in _paths(module)
         )
 

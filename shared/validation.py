@@ -3,9 +3,12 @@
 import difflib
 import math
 import operator
+import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable
+from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,3 +135,31 @@ def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
         if other := seen.get(path.resolve()):
             raise ValueError(f"{other} and --{name} are one file, {path}")
         seen[path.resolve()] = f"--{name}"
+
+
+@cache
+def is_installed(path: str) -> bool:
+    """Whether a file came with an installed package.
+
+    It lies in site-packages, or in another folder on the path into which an
+    installer wrote packages (`pip install --target`): their records are there.
+    """
+    if "-packages" in path:
+        return True
+    for root in filter(None, sys.path):
+        inside = os.path.join(os.path.abspath(root), "")
+        if path.startswith(inside):
+            top = path.removeprefix(inside).partition(os.sep)[0]
+            if top in _installed_in(inside):
+                return True
+    return False
+
+
+@cache
+def _installed_in(folder: str) -> set[str]:
+    """Return the packages and files whose records lie in a folder."""
+    found = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        lines = record.read_text(errors="replace").splitlines()
+        found |= {re.split("[/,]", line, maxsplit=1)[0] for line in lines}
+    return found

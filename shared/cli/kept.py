@@ -32,10 +32,10 @@ from ..processes import several
 from ..running.context import isolated
 from ..running.model.building import is_factory
 from ..running.program import Program
+from ..validation import is_installed
 from .job import Job
 
 FOLDER = ".gpt_duet_cache"  # in the current one; safe to remove
-PACKAGES = {"site-packages", "dist-packages"}
 READ_BY_TORCH = ("CUDA", "MKL", "OMP", "PYTHON", "PYTORCH", "TORCH")
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 DEEPEST = 4  # objects inside objects whose contents count
@@ -146,7 +146,7 @@ def _sources() -> Iterator[bytes]:
     files = {*imported_files, *filter(None, held)}
     library = os.path.dirname(os.__file__)
     for file in sorted(map(str, files)):
-        inside = PACKAGES & {*Path(file).parts} or file.startswith(library)
+        inside = is_installed(file) or file.startswith(library)
         if not inside and os.path.isfile(file):
             yield file.encode()
             yield Path(file).read_bytes()

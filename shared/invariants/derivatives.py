@@ -1,12 +1,13 @@
 """Gradients as torch.autograd.grad returns them, whatever the graph."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..running.places import Place, place_of_def
 from ..running.ranks import current
 
 
@@ -40,6 +41,12 @@ def own_functions(value: Tensor) -> list[type]:
         getattr(node, "_forward_cls", None) for node in _nodes(value)
     )
     return [function for function in found if function is not None]
+
+
+def place_of_backward(functions: Iterable[type]) -> Place | None:
+    """Return the line of the first backward pass of some Functions."""
+    backwards = (getattr(f, "backward", None) for f in functions)
+    return next(map(place_of_def, filter(None, backwards)), None)
 
 
 def _has_reentrant(value: Tensor) -> bool:

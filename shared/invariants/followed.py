@@ -71,7 +71,7 @@ def _given(subject: Subject, proof: Proof) -> Iterator[str]:
         case = Case(HOW, pieces=InPieces(decoder))
     except (AssertionError, ModelRaised):
         return
-    found = prove(runs_of(subject, lengths=subject.fit(*BETWEEN)), [case])
+    found = prove(runs_of(subject, lengths=subject.fit(*BETWEEN)), (case,))
     subject.proofs[proof.order] = proof
     if not found.holds or {*found.conditions} - {*proof.conditions}:
         return

@@ -133,7 +133,6 @@ class LeakFinder:
 
     moved = False  # whether any change of a token has moved any score
     rows_mix = False  # whether rows were seen to depend on each other
-    declared = False  # whether the user says who may see whom
     draws_differ = False  # whether draws in train mode depend on tokens
 
     def __init__(self) -> None:

@@ -26,21 +26,22 @@ class Chains:
 
     def __init__(self, declared: Declared):
         self.declared = declared
-        self._kept: dict[tuple[int, bytes], tuple[Order, ...]] = {}
+        # by rows, length, and the ids where the relation depends on them
+        self._kept: dict[tuple[int, int, bytes], tuple[Order, ...]] = {}
 
     def orders(self, tokens: Tokens) -> tuple[Order, ...]:
         """Return the orders for a batch of texts."""
         rows, time = tokens.shape
         own = takes_tokens(self.declared.sees)  # each row has a relation
-        ids = tokens.cpu().numpy().tobytes() if own else str(rows).encode()
-        if (time, ids) not in self._kept:
+        key = rows, time, tokens.cpu().numpy().tobytes() if own else b""
+        if key not in self._kept:
             relations = self.declared.of(tokens if own else tokens[:1])
             each = [[*chains_of(~relation)] for relation in relations]
             early = [relation.triu(1).any(0) for relation in relations]
             if not own:
                 each, early = each * rows, early * rows
-            self._kept[time, ids] = _orders(each, torch.stack(early))
-        return self._kept[time, ids]
+            self._kept[key] = _orders(each, torch.stack(early))
+        return self._kept[key]
 
 
 def _orders(each: list[list[Chain]], early: Early) -> tuple[Order, ...]:

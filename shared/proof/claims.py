@@ -38,7 +38,7 @@ from .proof import Open, Proof
 from .prover import prove
 from .runs import runs_of
 
-MAIN = [EVAL, TRAIN]  # each length is proved in these
+MAIN = EVAL, TRAIN  # each length is proved in these
 ROWS = 3  # of a batch
 
 
@@ -93,7 +93,7 @@ def prove_rows(subject: Subject) -> Proof | None:
     longest = [] if subject.heavy else [subject.block_size]
     lengths = subject.fit(1, 7, *longest)
     runs = runs_of(subject, (RISING_ROWS, FALLING_ROWS), lengths)
-    return prove(runs, [replace(case, rows=rows) for case in MAIN])
+    return prove(runs, tuple(replace(case, rows=rows) for case in MAIN))
 
 
 def prove_documents(subject: Subject, way: Packing) -> Proof:
@@ -121,10 +121,10 @@ def prove_documents(subject: Subject, way: Packing) -> Proof:
         Order("documents", codes),
         Order("documents", lambda b, t: codes(b, t).max() - codes(b, t)),
     )
-    main = [
+    main = tuple(
         replace(way.case(lengths_of, training), rows=rows)
         for training in (False, True)
-    ]
+    )
     others = [
         replace(case, how=f"{case.how} and targets", targets=True)
         for case, usual in zip(main, (TARGETS, TRAIN_TARGETS), strict=True)

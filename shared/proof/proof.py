@@ -19,6 +19,7 @@ from .codes import FREE
 from .shadows import Notes
 from .sources import CLOCK, SYSTEM, TORCHS_SEED
 
+MODES = {False: "eval", True: "train"}
 HALF = 0.5  # of a mask's number: as long as scores stay below
 DECLARED = "no operation lets a token reach a score that {} forbids"
 CLAIMS = {
@@ -34,7 +35,6 @@ DRAWN = {
     CLOCK: "readings of the clock",
     TORCHS_SEED: "branches on torch's seed",
 }
-MAIN = ("in eval mode", "in train mode")
 # The other ways that were followed, as a reader needs to know them.
 ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
     (lambda c: c.rows > 1, "with two rows"),
@@ -139,7 +139,7 @@ class Proof:
     declared: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
-    main: list[Case] = field(default_factory=list)
+    main: tuple[Case, ...] = ()
     program: list[str] = field(default_factory=lambda: ["eager"])
     dtype: str = ""
     device: str = "cpu"
@@ -179,7 +179,6 @@ class Proof:
         """Return the runs that it is about, as plain data."""
         cases = self.cases
         dtypes = [dtype_name(c.dtype) for c in cases if c.dtype is not None]
-        modes = {c.training: c.mode.split()[1] for c in cases}
         return {
             "program": self.program,
             "states": self.states,
@@ -190,7 +189,7 @@ class Proof:
                 if case.rows == 1 or case.crowd
             ],
             "lengths": self.lengths,
-            "modes": [modes[key] for key in sorted(modes)],
+            "modes": modes_of(cases),
             "dtypes": [*dict.fromkeys(filter(None, [self.dtype, *dtypes]))],
             "device": self.device,
             "rows": sorted({*self.rows, *(c.rows for c in cases)}),
@@ -213,12 +212,11 @@ class Proof:
     def _proved(self) -> str:
         if not self.holds:
             return f"not proved: {'; '.join(o.sentence for o in self.open)}"
-        main = [m for m in MAIN if m in self.modes]
         others = [case for case in self.cases if case not in self.main]
         also = [text for is_so, text in ALSO if any(map(is_so, others))]
         if self.given and self.order == "positions":
             also.append(f"with {_few(self.given, 9)}")
-        words = " and ".join(m.split()[1] for m in main)
+        words = " and ".join(modes_of(c for c in self.cases if c in self.main))
         text = "proved under a condition " if self.conditions else "proved "
         text += f"at {lengths_in_words(self.lengths)}, in {words} mode"
         text += " and three rows" * (self.order == "rows")
@@ -328,6 +326,11 @@ class Proof:
         self.weights = is_module
         if not is_module:
             say("the weights are these, as a function does not show its own")
+
+
+def modes_of(cases: Iterable[Case]) -> list[str]:
+    """Return the modes in which some cases run: eval, train."""
+    return [MODES[mode] for mode in sorted({c.training for c in cases})]
 
 
 def covered_in_words(covers: Mapping[str, Any]) -> Iterator[str]:

@@ -32,7 +32,9 @@ SHARES = (1 / 2, 4 / 5)  # of the time left, for proofs; a heavy model's
 Turn = tuple[Case, list[int]]  # a case, and the lengths of its texts
 
 
-def prove(runs: Runs, main: list[Case], others: Iterable[Case] = ()) -> Proof:
+def prove(
+    runs: Runs, main: tuple[Case, ...], others: Iterable[Case] = ()
+) -> Proof:
     """Return the proof, which stops at what is open first.
 
     Args:
@@ -102,7 +104,7 @@ def _usable(
 def _take(proof: Proof, verdicts: list[CaseVerdict]) -> None:
     """Say in a proof which cases are proved, and which one is open."""
     done: dict[Case, set[int]] = {case: set() for case in proof.main}
-    cut = dict[str, None]()
+    cut = dict[Case, str]()
     for verdict in verdicts:
         case = verdict.case
         if verdict.open:
@@ -114,8 +116,8 @@ def _take(proof: Proof, verdicts: list[CaseVerdict]) -> None:
         if lengths:
             _add_case(proof, case, name)
         elif verdict.cut:
-            cut[name] = None
-    proof.left_out = [n for n in cut if n not in proof.modes]
+            cut[case] = name
+    proof.left_out = [name for case, name in cut.items() if not done[case]]
     _take_open(proof, verdicts)
     both = [done[case] for case in proof.main if done[case]]
     proof.lengths = sorted(set.intersection(*both)) if both else []
@@ -288,7 +290,7 @@ def _rest_on_constants(
 
 
 def _sampled(
-    runs: Runs, main: list[Case], others: list[Case]
+    runs: Runs, main: tuple[Case, ...], others: list[Case]
 ) -> Iterator[tuple[Case, int]]:
     """Yield each case of the model as it is built, at a short length."""
     heavy, fit = runs.subject.heavy, runs.subject.lengths.fit

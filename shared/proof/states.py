@@ -208,9 +208,11 @@ class _Rounds:
         call: Callable[[], Any] = partial(
             run.answer, tokens, seed=seed, targets=targets, go_on=True
         )
-        if self.looking:
-            call = partial(self._looked_at, case, call)
-        for name in drawn_outside_torch(seed, call):
+        watched = (
+            partial(self._looked_at, case, call) if self.looking else call
+        )
+        for name in drawn_outside_torch(seed, watched):
+            # one profiler hides another: the question goes to the plain call
             if name != PYTHON or not only_type_checkers_draw(call):
                 self.draws[name, case.training] = None
 

@@ -19,7 +19,7 @@ from .errors import (
     sentence,
     with_their_frames,
 )
-from .operations import as_written, calls_seen_by
+from .operations import arguments_of, as_written, calls_seen_by
 from .ranks import joined, together
 
 # --- Random numbers ----------------------------------------------------------
@@ -123,9 +123,9 @@ def _draws(func, args, kwargs):
     """Whether an operation draws; attention does if it drops numbers out."""
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) > 0
+    takes = any(a.name == "dropout_p" for a in func._schema.arguments)
+    given = arguments_of(func, args, kwargs)
+    return not takes or given.get("dropout_p", 0.0) > 0
 
 
 # --- Threads -----------------------------------------------------------------

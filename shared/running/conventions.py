@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..validation import is_installed
 from .context import during
 from .model.calling import MASK, TOKENS, maker_of, tensors_in, token_argument
 from .model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from .model.sizes import CONFIGS, declared
-from .places import is_installed
 from .program import Program
 from .subject import Subject
 

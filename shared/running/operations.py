@@ -78,6 +78,13 @@ class _EachFunction(TorchFunctionMode):
         return self.observer(func, name, args, kwargs or {})
 
 
+def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of an operation by their names."""
+    schema = getattr(func, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema else []
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
 @contextmanager
 def operations_through(observer: Seen) -> Iterator[Seen]:
     """Hand each operation inside to an observer, which carries it out.

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..notebooks import cell_of
+from ..validation import is_installed
 from .errors import ROOMS
 
 WIDTH = 48  # of an expression in a sentence
@@ -326,34 +327,6 @@ def _short_path(path: str) -> str:
         if root and path.startswith(os.path.join(os.path.abspath(root), ""))
     ]
     return min(below, key=len, default=path)
-
-
-@cache
-def is_installed(path: str) -> bool:
-    """Whether a file came with an installed package.
-
-    It lies in site-packages, or in another folder on the path into which an
-    installer wrote packages (`pip install --target`): their records are there.
-    """
-    if "-packages" in path:
-        return True
-    for root in filter(None, sys.path):
-        inside = os.path.join(os.path.abspath(root), "")
-        if path.startswith(inside):
-            top = path.removeprefix(inside).partition(os.sep)[0]
-            if top in _installed_in(inside):
-                return True
-    return False
-
-
-@cache
-def _installed_in(folder: str) -> set[str]:
-    """Return the packages and files whose records lie in a folder."""
-    found = set()
-    for record in Path(folder).glob("*.dist-info/RECORD"):
-        lines = record.read_text(errors="replace").splitlines()
-        found |= {re.split("[/,]", line, maxsplit=1)[0] for line in lines}
-    return found
 
 
 def layers_of(model: object) -> dict[int, int]:

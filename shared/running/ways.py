@@ -405,7 +405,7 @@ def lengths_of_proof(
 
 def plan(
     subject: Subject,
-    main: list[Case],
+    main: Iterable[Case],
     others: Iterable[Case],
     lengths: list[int],
 ) -> Iterator[tuple[Case, list[int]]]:

@@ -172,7 +172,6 @@ class Telling(Seeing):
         return scores, loss
 
 
-@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
 @pytest.mark.parametrize("sees", [everything, prefix(6)])
 def test_targets_of_tokens_that_are_seen_early_are_secret(sees):
     for count in (0, 4):

@@ -15,7 +15,7 @@ from test_diff_ports import FAULTS, original, port_of
 from test_diff_ports import TOKENS as PORT_TOKENS
 
 from gpt_duet import assert_same_values, diff_by_value, record_values
-from gpt_duet.comparison.values.diff import run_beside
+from gpt_duet.comparison.values.pair import run_beside
 from gpt_duet.comparison.values.recording import Recording
 from gpt_duet.comparison.values.side import Side
 

@@ -5,7 +5,6 @@ transformers and x-transformers; what fails by design has its reason.
 
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -355,6 +354,4 @@ def test_an_older_version_of_transformers_is_checked(version, tmp_path):
             text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        # on a slow machine some of what a check tries is cut
-        passed = r"21 passed( \(\d of them in part\))?, 1 skipped"
-        assert re.search(passed, done.stdout), done.stdout
+        assert "21 passed, 1 skipped" in done.stdout

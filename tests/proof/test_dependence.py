@@ -472,7 +472,6 @@ def mixed(name, method):
     return type("Mixed", (Attention,), {name: method})
 
 
-@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
 @pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
 def test_both_styles_are_proved(style):
     config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
@@ -1109,7 +1108,6 @@ def a_product_written_into_room(self, x, ids):
         return torch.mul(x, 2.0, out=room)
 
 
-@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
 @pytest.mark.parametrize(
     "model",
     [
@@ -1330,7 +1328,6 @@ class FlagOfACache(GPT):
         return super().forward(tokens)
 
 
-@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
 @pytest.mark.parametrize(
     ("model", "never"),
     [
@@ -1349,7 +1346,6 @@ def test_arguments_that_no_case_gives_are_named(model, never):
     assert proof.complete == (not never)
 
 
-@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
 @pytest.mark.parametrize("kind", one_in(5, CONVENTIONS[::2]))
 def test_decoding_is_proved_in_two_pieces(kind):
     report = check_model(

@@ -13,7 +13,7 @@ from torch import nn
 
 from gpt_duet.running.model.building import deep_copy
 from gpt_duet.running.model.kept_state import KeptState, changed, values_of
-from gpt_duet.running.places import is_installed
+from gpt_duet.validation import is_installed
 
 COUNT = 0
 TABLE = torch.zeros(3)

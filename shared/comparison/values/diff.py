@@ -16,9 +16,7 @@ from torch import Tensor
 from ...notebooks import progress
 from ...running.context import one_run
 from ...running.errors import UnknownSize
-from ...running.program import Program
 from ...running.subject import Subject
-from ...running.tolerances import PRINTED_UNITS
 from ...tracing.value import reduced
 from ...validation import dtype_name
 from .given import (
@@ -30,8 +28,7 @@ from .given import (
     tokens_of_both,
 )
 from .pair import Pair
-from .pair import run_beside as run_beside  # part of this module's names
-from .recording import Recording, scores_of
+from .recording import Recording
 from .side import unit_of
 from .value_diff import ValueDiff
 from .weights import WeightMatch, first_difference, match_weights
@@ -102,17 +99,13 @@ def diff_by_value(
     if len(files) == 2 and gradients:
         raise ValueError("gradients of two files are not compared")
     pair = _pair_of(sides, given, vocab_size, names, table)
-    program = _program_of(pair)
+    pair = replace(pair, tolerance=tolerance)
     if not files:
         given = tokens_of_both(pair.subjects, pair.names, given)
-    if program is not None:
-        scores_of(pair.subjects[-1], given)  # it shows the digits it prints
-        tolerance = max(tolerance, PRINTED_UNITS * program.share)
-    pair = replace(pair, tolerance=tolerance)
     with progress() as line:
         line.set_description_str("comparing {} with {}".format(*pair.names))
         found = pair.at(given, dtype)
-        notes = program.notes if program else []
+        notes = pair.program.notes if pair.program else []
         found = replace(found, notes=[*found.notes, *notes])
         found, dtype = _in_doubt(found, pair, given, dtype)
         found = _with_weights(found, gradients)
@@ -180,13 +173,6 @@ def _pair_of(
         one, other, both = other, one, both[::-1]
         named = [two[::-1] for two in named]
     return Pair((one, other), both, named, vocab_size=vocab_size or 0)
-
-
-def _program_of(pair: Pair) -> Program | None:
-    """Return the right side, where it is a program of another language."""
-    right = pair.sides[1]
-    given = right.builder.given if isinstance(right, Subject) else None
-    return given if isinstance(given, Program) else None
 
 
 def _place(side: Subject | Recording, vocab_size: int | None) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...running.operations import base_name, tensors_in
+from ...running.operations import arguments_of, base_name, tensors_in
 from ...running.places import Place, find_place
 from ...running.tolerances import DROPPED_SHARE, DROPPED_UNITS
 from ...tracing.fused_steps import attention
@@ -79,7 +79,7 @@ class AtTheMean:
 
     def _whole(self, func, name, args, kwargs) -> Any:
         """Return the answer of an operation that drops as a whole."""
-        given = _arguments(func, args, kwargs)
+        given = arguments_of(func, args, kwargs)
         if name == KERNEL and given.get("dropout_p", 0.0) > 0:
             share = given.pop("dropout_p")
             *_, (_, weights) = attention(**given)
@@ -207,13 +207,6 @@ class AtTheMean:
 
 def _draws(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-
-
-def _arguments(func, args, kwargs) -> dict[str, Any]:
-    """Return the arguments of an operation by their names."""
-    schema = getattr(func, "_schema", None)
-    names = [a.name for a in schema.arguments] if schema else []
-    return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 # --- The dropout of one side only --------------------------------------------

@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...running.program import Program
 from ...running.subject import Subject
+from ...running.tolerances import PRINTED_UNITS
 from ...tracing.value import reduced
 from .findings import findings
 from .given import fitting
@@ -44,6 +46,13 @@ class Pair:
         assert isinstance(right, Subject)
         return left, right
 
+    @property
+    def program(self) -> Program | None:
+        """The right side, where it is a program of another language."""
+        right = self.sides[1]
+        given = right.builder.given if isinstance(right, Subject) else None
+        return given if isinstance(given, Program) else None
+
     def at(
         self,
         tokens: Int[Tensor, "batch time"],
@@ -62,7 +71,10 @@ class Pair:
     ) -> ValueDiff:
         """Compare all values of both sides in a trial, as `at` does."""
         ran = self._run(trial, dtype)
-        return findings(self.names, ran, self.named, self.tolerance)
+        program = self.program
+        printed = PRINTED_UNITS * program.share if program else 0.0
+        tolerance = max(self.tolerance, printed)
+        return findings(self.names, ran, self.named, tolerance)
 
     def _run(
         self, trial: Trial, dtype: torch.dtype | None

@@ -85,6 +85,7 @@ class _Constants:
     right: nn.Module
     matches: Sequence[WeightMatch]
     open: tuple[dict[str, Tensor], dict[str, Tensor]] = field(init=False)
+    changed: set[str] = field(init=False)  # layers in another form
 
     def __post_init__(self) -> None:
         self.open = _constants(self.left), _constants(self.right)

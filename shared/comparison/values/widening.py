@@ -76,7 +76,7 @@ def widen(
         dtype: in which they were compared, None for float64.
         seconds: that the first comparison took.
     """
-    run = Run(found, pair, dtype, seconds)
+    run = Comparison(found, pair, dtype, seconds)
     scope = found.scope
     stages = in_other_texts, in_train_mode, with_other_weights
     if run.heavy:  # one call shows rows and weights
@@ -88,7 +88,7 @@ def widen(
     return replace(found, scope=scope)
 
 
-class Run:
+class Comparison:
     """Copies of two models that agree on a first text, and a clock.
 
     `gap` compares their scores in a trial, and `finding` all their values.
@@ -231,7 +231,7 @@ def _why(trial: Trial, error: Exception) -> str:
 # --- Other texts -------------------------------------------------------------
 
 
-def in_other_texts(run: Run, scope: Scope) -> Stage:
+def in_other_texts(run: Comparison, scope: Scope) -> Stage:
     """Compare scores on rows, special ids, masks and longer texts."""
     for stage in (_ids_and_rows, _lengths, _masks):
         scope, other = stage(run, scope)
@@ -240,7 +240,7 @@ def in_other_texts(run: Run, scope: Scope) -> Stage:
     return scope, None
 
 
-def _ids_and_rows(run: Run, scope: Scope) -> Stage:
+def _ids_and_rows(run: Comparison, scope: Scope) -> Stage:
     """Compare a text with special ids, and rows that differ."""
     time = min(_longest(run), SHORT_TOKENS)
     if run.heavy and scope.batch:  # rows are compared, with id 0
@@ -268,7 +268,7 @@ def _ids_and_rows(run: Run, scope: Scope) -> Stage:
     return scope, None
 
 
-def _lengths(run: Run, scope: Scope) -> Stage:
+def _lengths(run: Comparison, scope: Scope) -> Stage:
     """Compare longer texts, the shortest first."""
     longest, vocab = _longest(run), run.subjects[0].vocab_size
     text = draw(vocab, 1, longest, _generator())
@@ -298,7 +298,7 @@ def _lengths(run: Run, scope: Scope) -> Stage:
 
 
 def _at_the_shortest(
-    run: Run, text: Tensor, found: ValueDiff, agrees: int
+    run: Comparison, text: Tensor, found: ValueDiff, agrees: int
 ) -> ValueDiff:
     """Return the finding at the shortest text that differs.
 
@@ -320,7 +320,7 @@ def _at_the_shortest(
     return found
 
 
-def _masks(run: Run, scope: Scope) -> Stage:
+def _masks(run: Comparison, scope: Scope) -> Stage:
     """Compare rows with a mask that pads the second one on the left."""
     if not all(subject.caller.takes_mask for subject in run.subjects):
         return scope, None
@@ -349,14 +349,14 @@ def _masks(run: Run, scope: Scope) -> Stage:
     return replace(scope, masked=True), None
 
 
-def _longest(run: Run) -> int:
+def _longest(run: Comparison) -> int:
     """Return the longest text that both models take, as they declare."""
     said = [s.limit.value for s in run.subjects if s.limit is not None]
     room = max(SCORES_AT_ONCE // run.subjects[0].vocab_size, 1)
     return min(room, *said) if said else min(room, UNDECLARED_TOKENS)
 
 
-def _planned_lengths(run: Run, longest: int) -> list[int]:
+def _planned_lengths(run: Comparison, longest: int) -> list[int]:
     """Return lengths: near those that a model names, and up to the longest."""
     first, planned = run.found.sides[0].tokens.size(1), {MIDDLE_TOKENS}
     power = SHORT_TOKENS * GROWTH
@@ -380,7 +380,7 @@ def _planned_lengths(run: Run, longest: int) -> list[int]:
     return sorted(n for n in planned if first < n <= longest)
 
 
-def _special_ids(run: Run) -> tuple[int, ...]:
+def _special_ids(run: Comparison) -> tuple[int, ...]:
     vocab = run.subjects[0].vocab_size
     found = set[int]()
     for variant in run.variants:
@@ -390,7 +390,7 @@ def _special_ids(run: Run) -> tuple[int, ...]:
     return tuple(sorted(i for i in found if 0 <= i < vocab))
 
 
-def _with_ids(run: Run, ids: tuple[int, ...], time: int) -> Trial:
+def _with_ids(run: Comparison, ids: tuple[int, ...], time: int) -> Trial:
     """Return a text in which special ids stand between drawn ones."""
     tokens = draw(run.subjects[0].vocab_size, 1, time, _generator())
     row = torch.tensor(ids)
@@ -399,7 +399,7 @@ def _with_ids(run: Run, ids: tuple[int, ...], time: int) -> Trial:
     return Trial(Kind.SPECIAL, tokens, ids=ids)
 
 
-def _rows(run: Run, time: int) -> Trial:
+def _rows(run: Comparison, time: int) -> Trial:
     """Return rows that differ, the second one padded at its end."""
     vocab = run.subjects[0].vocab_size
     tokens = draw(vocab, ROWS, time, _generator())
@@ -409,7 +409,7 @@ def _rows(run: Run, time: int) -> Trial:
     return Trial(Kind.ROWS, tokens, ids=(padding[0],))
 
 
-def _narrowed(run: Run, trial: Trial) -> Trial:
+def _narrowed(run: Comparison, trial: Trial) -> Trial:
     """Return a text with one of the special ids that differs, if one does."""
     if trial.kind is not Kind.SPECIAL:
         return trial
@@ -427,7 +427,7 @@ def _generator() -> torch.Generator:
 # --- Train mode --------------------------------------------------------------
 
 
-def in_train_mode(run: Run, scope: Scope) -> Stage:
+def in_train_mode(run: Comparison, scope: Scope) -> Stage:
     """Compare scores in train mode, and the numbers that dropout drops."""
     models, tokens = run.models, run.found.sides[0].tokens
     trial = Trial(Kind.TRAIN, tokens)
@@ -475,7 +475,7 @@ def _trained(
 # --- Other weights -----------------------------------------------------------
 
 
-def with_other_weights(run: Run, scope: Scope) -> Stage:
+def with_other_weights(run: Comparison, scope: Scope) -> Stage:
     """Compare with redrawn zeros and ones, and with larger matrices.
 
     A large model gets both at once, on rows that are compared so as well.
@@ -514,7 +514,7 @@ def _with_weights(scope: Scope, plan: Plan, size: float) -> Scope:
     return replace(scope, redrawn=plan.redrawn, sizes=sizes)
 
 
-def _sizes(plan: Plan, run: Run) -> tuple[float, ...]:
+def _sizes(plan: Plan, run: Comparison) -> tuple[float, ...]:
     """Return to what sizes matrices are scaled, 0 for redrawn vectors."""
     kind = run.found.sides[0].dtype
     scalable = all(plan.matrices) and torch.finfo(kind).bits > HALF_BITS

@@ -27,7 +27,6 @@ from ...running.operations import (
     operations_through,
     quantised,
 )
-from ...running.places import place_of_def
 from ...running.ranks import current
 from ...running.rounding import Inside, differ, floor, gaps
 from ...running.tokens import others
@@ -35,7 +34,7 @@ from ...running.tolerances import FLOOR_UNITS
 from ...running.variant import Variant, both
 from ...running.ways import TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
-from ..derivatives import gradients_of, own_functions
+from ..derivatives import gradients_of, own_functions, place_of_backward
 from .gradients import Attached
 from .gradients.differences import (
     COARSE,
@@ -462,8 +461,7 @@ def _require_differences(
         scores_and_loss(run, tokens, targets)
     if attached.places:  # as a teacher is detached
         return
-    backwards = (getattr(f, "backward", None) for f in functions)
-    place = next(map(place_of_def, filter(None, backwards)), None)
+    place = place_of_backward(functions)
     where = f" at {place}" if place else ""
     raise FailureAt(
         f"the gradient of the loss is not the loss's own, {run.case.mode}: "

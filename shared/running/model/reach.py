@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...validation import is_installed
 from ..operations import is_plain
-from ..places import SHARED, is_installed
+from ..places import SHARED
 
 MOST_VALUES = 100_000  # objects of a walk
 TORCH = f"{torch.__path__[0]}/"

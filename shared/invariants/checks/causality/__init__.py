@@ -36,8 +36,7 @@ def check_causality(subject: Subject) -> str:
         raise SkipCheck("one token has no future")
     subject.require_no_state()
     budget, finder = subject.budget, LeakFinder()
-    finder.declared = subject.sees is not None
-    blocks = require_true_blocks(subject)
+    blocks, declared = require_true_blocks(subject), subject.sees is not None
     proof = prove_positions(subject)
     follow_caches(subject, proof)
     for trial in trials(subject, proof):
@@ -52,7 +51,7 @@ def check_causality(subject: Subject) -> str:
             if leak is not None:
                 with subject.budget.overtime():
                     raise explain(leak, proof)
-        budget.say(lambda: "; ".join(_tried(finder)))
+        budget.say(lambda: "; ".join(_tried(finder, declared)))
     if finder.tried and not finder.moved:
         raise AssertionError(
             "no change of any token moves any score, so nothing can be said "
@@ -63,18 +62,20 @@ def check_causality(subject: Subject) -> str:
     notes += [MIXED] * finder.rows_mix + [DRAWS] * finder.draws_differ
     if subject.instead:
         notes.append(f"tokens are ids, never {', '.join(subject.instead)}")
-    tested = [f"tested: {'; '.join(_tried(finder))}"] * bool(finder.tried)
+    tested = [f"tested: {'; '.join(_tried(finder, declared))}"] * bool(
+        finder.tried
+    )
     return "; ".join([proof.sentence, *tested, *notes])
 
 
-def _tried(finder: LeakFinder) -> Iterator[str]:
+def _tried(finder: LeakFinder, declared: bool) -> Iterator[str]:
     """Yield which splits were tried, of how many, with the cases' names."""
     names: dict[str, list[str]] = {}
     for label, lengths in finder.tried.items():
         # of a declaration the first position may be forbidden some as well
-        less = 0 if finder.declared else 1
+        less = 0 if declared else 1
         whole = [t for t, done in lengths.items() if len(done) == t - less]
-        what = "positions" if finder.declared else "splits"
+        what = "positions" if declared else "splits"
         parts = [f"all {what} at {spans(whole)}"] if whole else []
         for time in sorted(lengths.keys() - {*whole}):
             parts.append(f"{len(lengths[time])} of {time - less} at {time}")

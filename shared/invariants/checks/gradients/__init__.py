@@ -15,7 +15,7 @@ from ....running.operations import (
     is_plain,
     operations_through,
 )
-from ....running.places import Place, find_place, place_of_def
+from ....running.places import Place, find_place
 from ....running.ranks import (
     current,
     largest,
@@ -27,7 +27,7 @@ from ....running.tolerances import FLOOR_UNITS
 from ....running.variant import Variant, changeable, doubled, redraw_zeros
 from ....running.ways import EVAL, INFERENCE, TRAIN, WITH_GRADIENTS
 from ...check import Subject, check
-from ...derivatives import gradients_of, own_functions
+from ...derivatives import gradients_of, own_functions, place_of_backward
 from .differences import (
     COARSE,
     PIECEWISE,
@@ -194,8 +194,7 @@ def _require_scaled(
     )
     if not apart > ROUGH * size:
         return
-    backwards = (getattr(f, "backward", None) for f in functions)
-    place = next(map(place_of_def, filter(None, backwards)), None)
+    place = place_of_backward(functions)
     where = f" ({place})" if place else ""
     raise FailureAt(
         f"the gradient of twice the loss is not twice that of the loss, "
