@@ -15,7 +15,7 @@ the predicate, for the ids of that text.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -59,21 +59,19 @@ def _places(time: int) -> tuple[Int[Tensor, "time 1"], Int[Tensor, "1 time"]]:
     return at[:, None], at[None, :]
 
 
-def _causal(time: int) -> Relation:
-    query, key = _places(time)
-    return key <= query
+def _of_pairs(sees: Sees) -> Callable[[int], Relation]:
+    """Return the relation of a predicate (q, kv) of tensors."""
+    return lambda time: sees(*_places(time))
 
 
+_causal = _of_pairs(lambda q, kv: kv <= q)
 causal = Visibility("causal", _causal)
 
 
 def prefix(count: int) -> Visibility:
     """Return causal attention in which all see the first `count` tokens."""
     _require("a prefix", count)
-
-    def relation(time: int) -> Relation:
-        return _causal(time) | (_places(time)[1] < count)
-
+    relation = _of_pairs(lambda q, kv: (kv <= q) | (kv < count))
     return Visibility(f"prefix({count})", relation)
 
 
@@ -87,11 +85,7 @@ def window(size: int, layers: int = 1) -> Visibility:
     _require("a window", size)
     _require("layers of a window", layers)
     reach = layers * (size - 1)
-
-    def relation(time: int) -> Relation:
-        query, key = _places(time)
-        return (key <= query) & (query - key <= reach)
-
+    relation = _of_pairs(lambda q, kv: (kv <= q) & (q - kv <= reach))
     more = f", layers={layers}" * (layers > 1)
     return Visibility(f"window({size}{more})", relation)
 
@@ -99,11 +93,7 @@ def window(size: int, layers: int = 1) -> Visibility:
 def chunked(size: int) -> Visibility:
     """Return causal attention within chunks of `size` tokens."""
     _require("a chunk", size)
-
-    def relation(time: int) -> Relation:
-        query, key = _places(time)
-        return (key <= query) & (query // size == key // size)
-
+    relation = _of_pairs(lambda q, kv: (kv <= q) & (q // size == kv // size))
     return Visibility(f"chunked({size})", relation)
 
 
@@ -384,6 +374,7 @@ class Declared:
 
     sees: Sees
     longest: int = 33
+    _kept: dict[int, Relation] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -403,10 +394,6 @@ class Declared:
         if not takes_tokens(self.sees):
             return []
         return sorted({*_numbers(self.sees)} & {*range(vocab_size)})
-
-    @cached_property
-    def _kept(self) -> dict[int, Relation]:
-        return {}
 
     def of(self, tokens: Int[Tensor, "rows time"]) -> Bool[Tensor, "r t t"]:
         """Return the relation of each row of a batch."""

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from ..names import KIT
+from ..running.context import of_a_type_checker
 from ..running.operations import flex_as_written, is_plain, tensors_in
 from .codes import LONGEST
 from .shadows import BY_SIZES, Shadows
@@ -118,8 +119,12 @@ def _tensors_within(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors_within([*value])
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").startswith(f"{KIT}.")
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether the kit calls, maybe through a checker of types."""
+    while frame and of_a_type_checker(frame.f_code.co_filename):
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__", "") if frame else ""
+    return name.startswith(f"{KIT}.")
 
 
 # --- Scripted code -----------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..running.context import PYTHON, TYPE_CHECKERS
+from ..running.context import PYTHON, of_a_type_checker
 from ..running.model.reach import is_theirs
 
 NUMPY, SYSTEM, CLOCK = "NumPy", "the system", "the clock"
@@ -90,8 +90,7 @@ def _datetime() -> Any:
 def _by_a_type_checker(frame: FrameType | None) -> bool:
     while frame and frame.f_code.co_filename == random.__file__:
         frame = frame.f_back
-    file = frame.f_code.co_filename if frame else ""
-    return any(name in file for name in TYPE_CHECKERS)
+    return of_a_type_checker(frame.f_code.co_filename) if frame else False
 
 
 @cache

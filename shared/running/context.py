@@ -25,7 +25,11 @@ from .ranks import joined, together
 # --- Random numbers ----------------------------------------------------------
 
 PYTHON = "Python's random"
-TYPE_CHECKERS = ("beartype", "typeguard")  # in the names of their code
+TYPE_CHECKERS = (
+    "beartype",
+    "jaxtyping",
+    "typeguard",
+)  # of their files
 
 
 def seed_all(seed: int) -> None:
@@ -86,6 +90,11 @@ def drawn_outside_torch(seed: int, call: Callable[[], object]) -> list[str]:
     return [n for n in before if n != "torch" and before[n] != after[n]]
 
 
+def of_a_type_checker(file: str) -> bool:
+    """Whether code is a checker's of types, by the name of its file."""
+    return any(name in file for name in TYPE_CHECKERS)
+
+
 def only_type_checkers_draw(call: Callable[[], object]) -> bool:
     """Whether only a checker of types draws from Python's random."""
     drawing: set[str] = set()
@@ -100,8 +109,7 @@ def only_type_checkers_draw(call: Callable[[], object]) -> bool:
     with calls_seen_by(look):
         call()
     drawing.discard(__file__)  # it seeds them
-    others = [f for f in drawing if not any(n in f for n in TYPE_CHECKERS)]
-    return bool(drawing) and not others
+    return bool(drawing) and all(map(of_a_type_checker, drawing))
 
 
 class RecordedDraws:
