@@ -1,7 +1,8 @@
-"""The package gpt_duet in a checkout, where its folder is called shared.
+"""Make the folder shared importable as gpt_duet in a checkout.
 
-An install does not bring this file: gpt_duet is a folder there, with the
-styles and the benchmarks in it, which the second entry of the path is for.
+An install does not contain this file, because gpt_duet is a folder there,
+which also contains the styles and the benchmarks. In a checkout these lie
+beside shared, so the second entry of the package's search path is the root.
 """
 
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shared import *  # noqa: F403
 
-if __name__ == "__main__":  # python -m gpt_duet, in a checkout
+if __name__ == "__main__":  # true for python -m gpt_duet in a checkout
     from gpt_duet.cli import main
 
     sys.exit(main())

@@ -1,10 +1,13 @@
-"""The one package an install brings, gpt_duet, out of the four folders.
+"""Install the four folders as one package, gpt_duet.
 
-All else is in pyproject.toml, which has no way to list what a folder holds
-under another name.
+All other settings are in pyproject.toml. Only this file can list the packages
+of a folder under another name, and include AGENTS.md from the root.
 """
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 FOLDERS = {
     "gpt_duet": "shared",
@@ -12,8 +15,25 @@ FOLDERS = {
     "gpt_duet.mingpt_style": "mingpt_style",
     "gpt_duet.benchmarks": "benchmarks",
 }
+AGENTS = "AGENTS.md"  # the file that `gpt-duet agents` prints
+
+
+class BuildWithAgents(build_py):
+    """Build the packages, and add the file for agents to gpt_duet."""
+
+    def run(self) -> None:
+        """Copy the packages, then AGENTS.md."""
+        super().run()
+        if not self.editable_mode:
+            self.copy_file(AGENTS, str(Path(self.build_lib, "gpt_duet")))
+
+    def get_source_files(self) -> list[str]:
+        """Return the files of a source distribution."""
+        return [*super().get_source_files(), AGENTS]
+
 
 setup(
+    cmdclass={"build_py": BuildWithAgents},
     package_dir=FOLDERS,
     packages=[
         f"{name}.{inside}".rstrip(".")

@@ -30,7 +30,7 @@ __all__ = [
     "to_gpt2",
 ]
 
-# What implements each concept, in reading order.
+# The parts that implement each concept, in reading order.
 COMPONENTS: dict[str, tuple[object, ...]] = {
     "embedding": (Embeddings, PositionalEncoding),
     "attention": (MultiHeadedAttention, attention, CachedAttention),
@@ -49,6 +49,6 @@ STAGES = {
     "final_norm": "decoder.norm",
 }
 
-# What from_gpt2 leaves out to agree with others to rounding.
+# Own parts that from_gpt2 replaces, so that styles agree up to rounding.
 ORIGINAL_PARTS = {"norm": LayerNorm}
 ORIGINAL_PARTS_NOTES = {"norm": "eps outside the root"}

@@ -1,4 +1,4 @@
-"""Attention in the paper's terms: four projections, one formula."""
+"""Attention as Vaswani et al. write it: four projections, one formula."""
 
 import math
 
@@ -9,10 +9,10 @@ from .layers import clones
 
 
 class MultiHeadedAttention(nn.Module):
-    """Attend h times side by side, each time d_k = d_model / h wide.
+    """Attend in h heads side by side, each d_k = d_model / h wide.
 
-    Set `keep_attn` to look at the probabilities of the last forward: they
-    are then kept, detached, as `attn`.
+    Set `keep_attn` to keep the probabilities of the last forward, detached,
+    as `attn`.
 
     Args:
         h: number of heads.
@@ -20,7 +20,7 @@ class MultiHeadedAttention(nn.Module):
         dropout: probability of zeroing an attention probability.
 
     Raises:
-        ValueError: where h does not divide d_model.
+        ValueError: if d_model is not a multiple of h.
 
     Source: Vaswani et al. 2017, section 3.2.2.
     """
@@ -46,16 +46,16 @@ class MultiHeadedAttention(nn.Module):
         """Project, split into heads, attend, join the heads, project.
 
         Raises:
-            ValueError: unless the mask has one table, or one for each row.
+            ValueError: unless mask has shape (1 or batch, time, key_time).
         """
         if mask is not None:
-            # of (time, key_time) each head would get one row: a leak
+            # each head would get one row of a (time, key_time) mask: a leak
             if mask.dim() != 3 or mask.size(0) not in (1, query.size(0)):
                 raise ValueError(
                     "a mask is (1 or batch, time, key_time), "
                     f"got {tuple(mask.shape)} for a batch of {query.size(0)}"
                 )
-            mask = mask.unsqueeze(1)  # one mask serves every head
+            mask = mask.unsqueeze(1)  # add an axis: one mask for all heads
 
         query, key, value = self.project(query, key, value)
         x, p_attn = attention(query, key, value, mask, self.dropout)
@@ -66,7 +66,7 @@ class MultiHeadedAttention(nn.Module):
     def project(
         self, *inputs: Float[Tensor, "batch _ d_model"]
     ) -> list[Float[Tensor, "batch h _ d_k"]]:
-        """Project query, key and value, each in h heads of width d_k."""
+        """Project query, key and value, each to h heads of width d_k."""
         return [
             linear(x).unflatten(-1, (self.h, self.d_k)).transpose(1, 2)
             for linear, x in zip(self.linears[:3], inputs, strict=True)
@@ -75,7 +75,7 @@ class MultiHeadedAttention(nn.Module):
     def join(
         self, x: Float[Tensor, "batch h time d_k"]
     ) -> Float[Tensor, "batch time d_model"]:
-        """Put the heads side by side, and project by the fourth matrix."""
+        """Put the heads side by side, and project with the fourth matrix."""
         x = x.transpose(1, 2).flatten(-2)
         return self.linears[-1](x)
 
@@ -91,17 +91,17 @@ def attention(
 ]:
     """Compute softmax(Q K^T / sqrt(d_k)) V.
 
-    Differs from the original: a masked score is -inf, which every dtype has
-    and no learned score can reach, and p_attn is returned before dropout,
-    while it still sums to one.
+    Differs from the original, The Annotated Transformer: a masked score is
+    -inf, which every dtype has and no learned score can reach; p_attn is
+    returned before dropout, when it still sums to one.
 
     Args:
         query: what each position looks for.
-        key: what each position offers to be found by.
-        value: what each position gives when found.
+        key: what each position can be found by.
+        value: what each position gives if it is found.
         mask: 0 or False where a query must not see a key; None hides nothing.
-            A query that sees no key at all gets NaN, as 0 / 0 is;
-            combine_masks refuses such a mask.
+            A query that sees no key gets NaN, the value of 0 / 0;
+            combine_masks raises an error for such a mask.
         dropout: applied to the probabilities.
 
     Returns:
@@ -110,7 +110,7 @@ def attention(
     Source: Vaswani et al. 2017 (Attention Is All You Need), equation 1.
     """
     d_k = query.size(-1)
-    # the scores are the largest tensor here: scale before, mask in place
+    # scores is the largest tensor here: scale the query instead, mask in place
     scores = query / math.sqrt(d_k) @ key.transpose(-2, -1)
     if mask is not None:
         scores.masked_fill_(mask == 0, float("-inf"))

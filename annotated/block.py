@@ -9,10 +9,10 @@ from .layers import LayerNorm, Norm, clones
 
 
 class SublayerConnection(nn.Module):
-    """Add to x what the sublayer makes of the normalised x.
+    """Add to x the sublayer's output for the normalised x.
 
-    The norm comes first, as in The Annotated Transformer's code; the paper
-    normalises the sum.
+    The norm comes before the sublayer, as in The Annotated Transformer's
+    code; Vaswani et al. normalise the sum x + sublayer(x).
 
     Args:
         size: width of the features.
@@ -43,7 +43,7 @@ class DecoderLayer(nn.Module):
         size: width of the features.
         self_attn: called as self_attn(query, key, value, mask).
         feed_forward: called as feed_forward(x).
-        dropout: of both residual connections.
+        dropout: dropout probability of both residual connections.
         norm: class of the normalisation.
 
     Source: Vaswani et al. 2017, figure 1, without the attention to an

@@ -1,4 +1,4 @@
-"""Decoding a text in pieces: each layer keeps the keys and values it made."""
+"""Decode a text in pieces: each layer keeps its keys and values."""
 
 from functools import partial
 from typing import Any
@@ -13,10 +13,10 @@ from .attention import MultiHeadedAttention, attention
 
 
 class CachedAttention:
-    """A layer's attention, from new tokens to all that were read before.
+    """A layer's attention, in which new tokens attend to all tokens so far.
 
-    SublayerConnection calls it as any sublayer. The weights are those of the
-    layer's own attention, which stays as it is.
+    SublayerConnection calls it like any sublayer. It uses the weights of
+    attn, the layer's own attention, and does not change that module.
     """
 
     def __init__(self, attn: MultiHeadedAttention, batch: int):
@@ -28,7 +28,7 @@ class CachedAttention:
         x: Float[Tensor, "batch time d_model"],
         mask: Shaped[Tensor, "1 1 time key_time"],
     ) -> Float[Tensor, "batch time d_model"]:
-        """Project only the new tokens, keep keys and values, attend to all."""
+        """Project the new tokens, keep keys and values, attend to all."""
         query, key, value = self.attn.project(x, x, x)
         self.key = torch.cat([self.key, key], dim=2)
         self.value = torch.cat([self.value, value], dim=2)
@@ -37,7 +37,7 @@ class CachedAttention:
 
 
 class Cache:
-    """The ids that were read, and each layer with its cached attention."""
+    """The ids so far, and each layer with its cached attention."""
 
     def __init__(self, layers: Any, batch: int):
         attends = [CachedAttention(layer.self_attn, batch) for layer in layers]
@@ -46,24 +46,24 @@ class Cache:
 
 
 class CachedDecoder:
-    """Reads a text in pieces, each token once, with a DecoderModel's parts."""
+    """Read a text in pieces, each token once, with a DecoderModel's parts."""
 
     def __init__(self, model: Any):
         self.model = model
 
     def init_cache(self, batch: int) -> Cache:
-        """Return an empty cache for so many rows."""
+        """Return an empty cache for `batch` rows."""
         return Cache(self.model.decoder.layers, batch)
 
     @torch.no_grad()
     def decode(
         self, tokens: Int[Tensor, "batch time"], cache: Cache
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return log_probs of tokens that go on where the cache ends.
+        """Return log_probs of tokens that follow the tokens in the cache.
 
         Raises:
-            ValueError: for more than block_size tokens in all, and for
-                another number of rows than the cache has.
+            ValueError: for more than block_size tokens in all, or another
+                number of rows than the cache has.
         """
         return self.model.generator(self._hidden(tokens, cache))
 
@@ -71,7 +71,7 @@ class CachedDecoder:
     def next_log_probs(
         self, tokens: Int[Tensor, "batch time"], cache: Cache
     ) -> Float[Tensor, "batch vocab"]:
-        """Return those of the last position only."""
+        """Return log_probs of only the last position."""
         return self.model.generator(self._hidden(tokens, cache)[:, -1])
 
     def _hidden(self, tokens: Tensor, cache: Cache) -> Tensor:

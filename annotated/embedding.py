@@ -30,10 +30,10 @@ class Embeddings(nn.Module):
 
 
 class PositionalEncoding(nn.Module):
-    """Add sines and cosines of the position, then drop out.
+    """Add sines and cosines of the position, then apply dropout.
 
-    Differs from the original: an odd d_model works, the table is computed
-    in float64 and rounded once, and a sequence that is too long is refused.
+    Differs from the original, The Annotated Transformer: d_model may be odd,
+    pe is rounded once, from float64, and too long a text raises an error.
 
     Args:
         d_model: width of the vectors.
@@ -57,7 +57,7 @@ class PositionalEncoding(nn.Module):
         )
         pe = torch.zeros(max_len, d_model, dtype=torch.float64)
         pe[:, 0::2] = torch.sin(position * div_term)
-        # With an odd d_model there is one cosine fewer than there are sines.
+        # With an odd d_model, there is one more sine than cosines.
         pe[:, 1::2] = torch.cos(position * div_term[: d_model // 2])
         pe = pe.unsqueeze(0).to(torch.get_default_dtype())
         self.register_buffer("pe", pe)
@@ -65,7 +65,7 @@ class PositionalEncoding(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch time d_model"]
     ) -> Float[Tensor, "batch time d_model"]:
-        """Return dropout(x + pe), pe cut to the length of x.
+        """Return dropout(x + pe), with pe cut to the length of x.
 
         Raises:
             ValueError: for more positions than the table has.

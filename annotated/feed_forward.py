@@ -1,4 +1,4 @@
-"""Two linear maps and a nonlinearity, at every position alike."""
+"""Two linear maps and a nonlinearity, the same at every position."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class PositionwiseFeedForward(nn.Module):
-    """Widen to d_ff, apply the activation, narrow to d_model again.
+    """Widen to d_ff, apply the activation, narrow back to d_model.
 
     Args:
         d_model: width of the input and of the output.

@@ -8,15 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# A class of norms, as the parts take it: called with the width.
+# The class of a norm, which is called with the width.
 Norm = Callable[..., nn.Module]
 
 
 def clones(module: nn.Module, N: int) -> nn.ModuleList:
     """Make N independent copies of a module.
 
-    The copies start out equal, number for number. Matrices are drawn again
-    by `make_model`; whatever it does not draw again stays equal.
+    The copies start with equal weights. `make_model` draws their matrices
+    again; all other parameters stay equal.
 
     Source: The Annotated Transformer, "Encoder and Decoder Stacks".
     """
@@ -26,13 +26,13 @@ def clones(module: nn.Module, N: int) -> nn.ModuleList:
 class LayerNorm(nn.Module):
     """Normalise the features; eps is added to the std, outside the root.
 
-    The standard deviation divides by n - 1, where torch.nn.LayerNorm's
-    divides by n: the same function for a_2 = weight * sqrt(n / (n - 1))
-    and eps = 0 in both.
+    The standard deviation divides by n - 1; that of torch.nn.LayerNorm
+    divides by n. Both norms are the same function if eps = 0 in both and
+    a_2 = weight * sqrt(n / (n - 1)).
 
     Args:
         features: n, the width of the last axis, at least 2.
-        eps: keeps a constant row from dividing by zero.
+        eps: avoids a division by zero for a constant row.
 
     Raises:
         ValueError: for one feature, whose deviation is 0 / 0.
@@ -54,7 +54,7 @@ class LayerNorm(nn.Module):
     ) -> Float[Tensor, "... features"]:
         """Return a_2 * (x - mean) / (std + eps) + b_2."""
         x = x - x.mean(-1, keepdim=True)
-        # x.std would be the same, in four times the time on a CPU
+        # x.std would compute the same, but takes four times as long on a CPU
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         std = length / math.sqrt(x.size(-1) - 1)
         return self.a_2 * x / (std + self.eps) + self.b_2

@@ -70,19 +70,19 @@ class Generator(nn.Module):
 class DecoderModel(nn.Module):
     """Embeddings, decoder and generator.
 
-    As in the original, `forward` stops before the generator: it returns
-    hidden states, and `generator` or `log_probs` make them a prediction.
+    As in The Annotated Transformer, `forward` returns hidden states, which
+    `generator` turns into log-probabilities; `log_probs` does both.
 
     Args:
         decoder: called as decoder(x, mask).
         embed: embeddings followed by the positional encoding.
-        generator: from hidden states to log-probabilities.
+        generator: turns hidden states into log-probabilities.
 
     Source: "The Transformer architecture of GPT models", after The
     Annotated Transformer's EncoderDecoder.
     """
 
-    config: GPTConfig  # set by make_model; weights do not show all of it
+    config: GPTConfig  # set by make_model: weights do not show all of it
 
     def __init__(
         self, decoder: Decoder, embed: nn.Sequential, generator: Generator
@@ -94,12 +94,12 @@ class DecoderModel(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return self.generator.proj.out_features
 
     @property
     def block_size(self) -> int:
-        """Longest sequence, in tokens: the rows of the position table."""
+        """Return the length of the longest text: the rows of the table pe."""
         return self.embed[1].pe.size(1)
 
     def forward(
@@ -115,7 +115,7 @@ class DecoderModel(nn.Module):
         x: Int[Tensor, "batch time"],
         mask: Shaped[Tensor, "#batch #time time"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """Return hidden states; without a mask, the causal one is used."""
+        """Return hidden states; None as the mask means the causal mask."""
         if mask is None:
             mask = subsequent_mask(x.size(1), device=x.device)
         return self.decoder(self.embed(x), mask)
@@ -133,11 +133,11 @@ class DecoderModel(nn.Module):
     def next_log_probs(
         self, tokens: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return log-probabilities at the last position only."""
+        """Return log-probabilities of only the last position."""
         return self.generator(self.decode(tokens)[:, -1])
 
     def with_cache(self) -> CachedDecoder:
-        """Return what reads a text in pieces, each token once."""
+        """Return a decoder that reads a text in pieces, each token once."""
         return CachedDecoder(self)
 
 
@@ -152,14 +152,14 @@ def make_model(
     activation: Callable[[Tensor], Tensor] | str = F.relu,
     max_len: int = 5000,
 ) -> DecoderModel:
-    """Build a model from its parts; the defaults are the paper's sizes.
+    """Build a model from its parts; the default sizes are Vaswani et al.'s.
 
-    Differs from the original: the dropout reaches the attention too. Two of
-    its faults are kept, so that the same seed gives the same weights, and
-    `build_model` corrects both: the clones are drawn again in their matrices
-    only, so all layers start with the same biases; and the embedding is
-    Xavier-initialised, so that with a large vocabulary a token's vector
-    starts out smaller than its position's.
+    Differs from the original, The Annotated Transformer: dropout also applies
+    to the attention. Two of its faults are kept, so that a seed gives its
+    weights; `build_model` corrects both. First, only the clones' matrices are
+    drawn again, so all layers start with the same biases. Second, Xavier's
+    initialisation makes the token vectors of a large vocabulary smaller than
+    the position vectors.
 
     Args:
         vocab_size: number of tokens.
@@ -167,10 +167,10 @@ def make_model(
         d_model: width of the features.
         d_ff: width inside the feed-forward networks.
         h: number of heads.
-        dropout: of every part.
+        dropout: probability of dropout in every part.
         norm: class of the normalisation, called with d_model.
-        activation: of the feed-forward networks; a function, a module or
-            one of gpt_duet.config's names.
+        activation: activation of the feed-forward networks: a function, a
+            module or a name of gpt_duet.config.
         max_len: number of positions, the model's block_size.
 
     Raises:
@@ -199,9 +199,9 @@ def make_model(
 def build_model(config: GPTConfig, norm: Norm = LayerNorm) -> DecoderModel:
     """Build this style's model for a config, ready to be trained.
 
-    After make_model's draws the biases are set to zero and the embedding to
-    a normal distribution that sqrt(d_model) scales to one. The generator
-    is never tied to the embedding, whatever config.tie_weights says.
+    After make_model, biases are set to zero. The embedding is drawn so that
+    its entries, times sqrt(d_model), are normal with a deviation of one. The
+    generator is never tied to the embedding; config.tie_weights is ignored.
 
     Args:
         config: sizes, dropout, activation and eps.

@@ -1,7 +1,7 @@
-"""From and to the GPT-2 checkpoint layout.
+"""Convert weights from and to the GPT-2 checkpoint layout.
 
-What the styles do differently is absorbed exactly: the embedding's scale,
-three projections for one fused, and the n - 1 of the standard deviation.
+The conversion makes up for all differences to GPT-2: the embedding's scale,
+three projections instead of one, and the n - 1 in the standard deviation.
 """
 
 import math
@@ -16,7 +16,7 @@ from gpt_duet.config import GPTConfig
 from .layers import LayerNorm, Norm
 from .model import DecoderModel, build_model
 
-# Within one layer: GPT-2's name, and ours.
+# Names of a layer's norms: GPT-2's name, and this style's.
 NORMS = {"ln_1": "sublayer.0.norm", "ln_2": "sublayer.1.norm"}
 LINEARS = {
     "attn.c_proj": "self_attn.linears.3",
@@ -30,17 +30,16 @@ def from_gpt2(
     config: GPTConfig,
     norm: Norm = nn.LayerNorm,
 ) -> DecoderModel:
-    """Build the model that computes what a GPT-2 checkpoint computes.
+    """Build a model from the weights of a GPT-2 checkpoint.
 
     Args:
-        state: tensors named as GPT-2's, with or without "transformer.".
-        config: the sizes, and what weights do not show.
-        norm: torch's LayerNorm, which is GPT-2's; with this style's own,
-            whose eps stands outside the root, the results move by 1e-5 to
-            2e-3.
+        state: tensors by GPT-2's names, with or without "transformer.".
+        config: the model's sizes, and facts that weights do not show.
+        norm: torch's LayerNorm, as in GPT-2. With this style's own LayerNorm,
+            whose eps is outside the root, results change by 1e-5 to 1e-2.
 
     Raises:
-        ValueError: where names or shapes do not fit.
+        ValueError: if names or shapes do not fit.
     """
     state = read_gpt2(state, config)
     with torch.device("meta"):
@@ -78,7 +77,7 @@ def from_gpt2(
 
 
 def to_gpt2(model: DecoderModel) -> dict[str, Tensor]:
-    """Return the weights in the GPT-2 layout, copied, without a prefix.
+    """Return copies of the weights in the GPT-2 layout, without a prefix.
 
     Raises:
         ValueError: for a norm that is neither torch's nor this style's.
@@ -111,7 +110,7 @@ def to_gpt2(model: DecoderModel) -> dict[str, Tensor]:
 
 
 def _norm_names(config: GPTConfig) -> list[tuple[str, str]]:
-    """GPT-2's name and ours for every norm of the model."""
+    """Return GPT-2's name and this style's for every norm of the model."""
     layers = [
         (f"h.{i}.{theirs}", f"decoder.layers.{i}.{mine}")
         for i in range(config.n_layer)
@@ -121,7 +120,7 @@ def _norm_names(config: GPTConfig) -> list[tuple[str, str]]:
 
 
 def _norm_parts(model: DecoderModel) -> tuple[str, str, float]:
-    """Names of gain and shift, and our gain over GPT-2's."""
+    """Return the names of a norm's gain and shift, and gain / GPT-2's gain."""
     norm, n = model.decoder.norm, model.config.n_embd
     if type(norm) is LayerNorm:
         return "a_2", "b_2", math.sqrt(n / (n - 1))

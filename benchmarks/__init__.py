@@ -1,8 +1,8 @@
-"""How fast a GPT is: both styles, their peers, and the machine's limit."""
+"""Measure the speed of both styles, their peers, and the machine's limit."""
 
 from typing import Literal
 
-# Here, as --help is not to wait for torch.
+# The kinds of runs, defined here so that --help does not import torch.
 Kind = Literal["forward", "generate", "train-step"]
 STYLES = ("annotated", "mingpt_style")
 PEERS = (

@@ -1,4 +1,4 @@
-"""Runs the benchmarks, as gpt-duet bench does."""
+"""Run the benchmarks, as gpt-duet bench does."""
 
 from gpt_duet.console import run
 

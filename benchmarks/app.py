@@ -1,4 +1,4 @@
-"""The command gpt-duet bench."""
+"""Define the command gpt-duet bench."""
 
 import math
 from functools import partial
@@ -15,15 +15,17 @@ from . import PEERS, STYLES, Kind
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode=None,  # its tables are too narrow for descriptions
+    rich_markup_mode=None,  # rich's tables are too narrow for the help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 ROUNDS: dict[Kind, int] = {"forward": 10, "generate": 3, "train-step": 5}
+MOST_ROUNDS = 1000  # default of --rounds if --until is given
 
-WITH_ALL = {"--all", "--device", "--json"}  # the only options then
+# options that may be given with --all
+WITH_ALL = {"--all", "--device", "--json"}
 Size = int | None
 Text = str | None
 File = Path | None
@@ -34,84 +36,94 @@ File = Path | None
 def bench(
     call: Context,
     kind: Annotated[Kind | None, Argument(
-        help="What is timed. Default: forward, for about a minute.")] = None,
+        help="What to time. Default: forward, for about a minute.")] = None,
     everything: Annotated[bool, Option("--all",
-        help="Forward passes of S1, S2 and S3 in each dtype, decoding, the "
-        "checks, the tests marked gpu, and compiled passes, in eight minutes: "
-        "what has no time left is named. --json is written after each part. "
-        "Takes --device and --json.")] = False,
+        help="Time forward passes of S1, S2 and S3 in each dtype, decoding, "
+        "the checks, the tests marked gpu, and compiled passes, within eight "
+        "minutes; list the parts that there was no time for. Write --json "
+        "after each part. Allows only --device and --json.")] = False,
     preset: Annotated[Text, Option(
         help="S1 (6 layers, 384 wide, 65 characters, batch 8, time 256), "
         "S2 (GPT-2 124M, batch 1, time 256), S3 (6 layers, 512 wide, "
         "vocabulary 50257, batch 1, time 1024), or one of GPTConfig's: "
-        "gpt2, gpt-mini, ... Default: S1; with generate gpt2.")] = None,
+        "gpt2, gpt-mini, ... Default: S1; with generate: gpt2.")] = None,
     n_layer: Annotated[Size, Option(help="Number of blocks.")] = None,
     n_head: Annotated[Size, Option(help="Attention heads in a block.")] = None,
     n_embd: Annotated[Size, Option(help="Width of the features.")] = None,
     vocab_size: Annotated[Size, Option(help="Number of tokens.")] = None,
     block_size: Annotated[Size, Option(help="Longest sequence.")] = None,
-    batch: Annotated[Text, Option(help="Rows, as 8 or 1,8,32.")] = None,
-    time: Annotated[Text, Option(help="Tokens in a row, as 64,256.")] = None,
+    batch: Annotated[Text, Option(help="Rows: 8, or 1,8,32.")] = None,
+    time: Annotated[Text, Option(help="Tokens in a row: 64,256.")] = None,
     prompt: Annotated[Text, Option(
         help="With generate: tokens in the prompt. Default: 16.")] = None,
     new: Annotated[Size, Option("--new-tokens", "--new",
-        help="With generate: tokens that follow. Default: 32.")] = None,
-    styles: Annotated[str, Option(help="Packages; ratios are to the last "
-        "one's time.")] = ",".join(STYLES),
+        help="With generate: tokens to append. Default: 32.")] = None,
+    styles: Annotated[str, Option(help="Packages of styles; ratios are to "
+        "the time of the last style.")] = ",".join(STYLES),
     own: Annotated[bool, Option("--own",
-        help="Also annotated with its own LayerNorm.")] = False,
-    peers: Annotated[str, Option(help="Other people's decoders of the same "
-        "shape: transformers, transformers-eager, transformers-one-gelu, "
+        help="Also time annotated with its own LayerNorm.")] = False,
+    peers: Annotated[str, Option(help="Other decoders of the same shape: "
+        "transformers, transformers-eager, transformers-one-gelu, "
         "torch-encoder, x-transformers; none; or all that are installed. "
-        "With generate: transformers only.")] = "all",
+        "With generate: only transformers.")] = "all",
     peer: Annotated[list[str] | None, Option(metavar="MODULE:FACTORY",
-        help="Your own model, too; may be given again. The factory takes a "
+        help="Also time your own model; may be repeated. The factory takes a "
         "GPTConfig or nothing; the model turns (batch, time) ids into (batch, "
-        "time, vocabulary) scores. With generate it decodes with a cache "
-        "where it keeps the kit's contract, is of transformers, or --cache is "
-        "given, else it reads the whole text for each token.")] = None,
-    cache: Annotated[Text, Option(metavar="MAKER", help="With generate: what "
-        "makes an empty cache for --peer, as my_pkg:make_cache.")] = None,
-    only_peers: Annotated[bool, Option("--only-peers", help="Time those of "
-        "--peer alone; ratios are to the last one's time.")] = False,
+        "time, vocabulary) scores. With generate, the model decodes with a "
+        "cache if it implements the kit's protocol, is from transformers, or "
+        "--cache is given; otherwise it reads the whole text for each "
+        "token.")] = None,
+    cache: Annotated[Text, Option(metavar="MAKER", help="With generate: a "
+        "function that makes an empty cache for --peer, such as "
+        "my_pkg:make_cache.")] = None,
+    only_peers: Annotated[bool, Option("--only-peers", help="Time only the "
+        "models of --peer; ratios are to the time of the last one.")] = False,
     log_probs: Annotated[bool, Option("--log-probs",
-        help="End every model in log-softmax.")] = False,
+        help="Let every model end in log-softmax.")] = False,
     compile_: Annotated[bool, Option("--compile",
         help="Also time every model compiled.")] = False,
     dtype_name: Annotated[str, Option("--dtype", help="float32, bfloat16 or "
-        "float16. With generate also several: float32,bfloat16 runs styles "
+        "float16. Generate accepts several: float32,bfloat16 runs the styles "
         "in each.")] = "float32",
     device_name: Annotated[str, Option("--device",
         help='"cpu", "cuda", "xpu", "mps", ...')] = "cpu",
-    threads: Annotated[Size, Option(help="Of the CPU. Default, at each size: "
-        "one for a small model, else all cores.")] = None,
-    rounds: Annotated[Size, Option(help="How often everything runs, in turn. "
-        "Default: 10; with generate 3, with train-step 5.")] = None,
+    threads: Annotated[Size, Option(help="CPU threads. Default, at each size: "
+        "1 for a small model, else all cores.")] = None,
+    rounds: Annotated[Size, Option(help="Number of rounds; each runs "
+        "everything once. Default: 10; with generate: 3; with train-step: "
+        "5.")] = None,
     budget: Annotated[float | None, Option(
         help="Seconds at each size after which no new round starts.")] = None,
+    until: Annotated[Text, Option(metavar="ERROR", help="Run rounds until "
+    "the error of each ratio is below this, such as 1%. Stops after "
+    "--rounds, by default 1000, and after --budget, by default 120.")] = None,
+    cold: Annotated[bool, Option("--cold", help="Empty the caches before each "
+        "run, with generate before each token: a small model then reads its "
+        "weights from memory, as between other work.")] = False,
     limits: Annotated[bool, Option("--limits/--no-limits",
-        help="Measure how fast this machine can be, too.")] = True,
-    json_file: Annotated[File, Option("--json", help="Write everything to "
-        "this file, too; - is the standard output, and the tables then go to "
+        help="Also measure the best speed of this machine.")] = True,
+    json_file: Annotated[File, Option("--json", help="Also write all results "
+        "to this file. - is the standard output; the tables then go to "
         "stderr.")] = None,
-    plot: Annotated[File, Option(help="Draw it: FILE.svg or FILE.png; three "
-        "and more lengths, or numbers of rows, as lines.")] = None,
-    compare: Annotated[File, Option(help="A file that --json wrote on this "
-        "machine: show how each time has changed, and whether the rounds "
-        "suffice to say so. Status 1 if a model is slower, surely and by more "
-        "than the tolerance.")] = None,
+    plot: Annotated[File, Option(help="Draw the times as FILE.svg or "
+        "FILE.png; three or more lengths, or numbers of rows, become "
+        "lines.")] = None,
+    compare: Annotated[File, Option(help="Compare with a file that --json "
+        "wrote on this machine: show how each time has changed, and whether "
+        "there are enough rounds to be sure. The status is 1 if a model is "
+        "certainly slower by more than the tolerance.")] = None,
     tolerance: Annotated[float, Option(
-        help="Of --compare: 0.1 is a tenth.")] = 0.1,
+        help="Tolerance of --compare; 0.1 is a tenth.")] = 0.1,
 ) -> None:  # fmt: skip
-    """How fast a GPT is here: both styles, their peers, the machine's limit.
+    """Measure the speed of both styles, their peers, and the machine's limit.
 
-    Everything runs in turn, in shuffled rounds, on fresh random tokens;
-    ratios are taken within a round. Before, both styles must agree to
-    rounding, and every model must answer the right shape without seeing the
-    future. Other programs disturb: end them first.
+    Everything runs in turn, in shuffled rounds, on new random tokens. Ratios
+    are computed within a round. First, both styles must agree up to rounding,
+    and every model must answer the right shape and not see the future. Stop
+    other programs first, since they disturb the times.
 
-    Ends with status 0; 1 if --compare found something slower, or a check or
-    test of --all failed; 2 if the call was wrong.
+    The exit status is 0; 1 if --compare found a slower model, or if a check
+    or test of --all failed; 2 if the command is wrong.
 
     gpt-duet bench forward --preset gpt2 --time 64,256,1024 --plot time.svg
 
@@ -121,10 +133,13 @@ def bench(
     """
     if everything and given_options(call).keys() - WITH_ALL:
         raise ValueError("--all takes only --device and --json")
+    error = 0.0 if until is None else _fraction("until", until)
     if budget is None:
-        budget = math.inf if kind else 50
+        budget = 120 if error else math.inf if kind else 50
     if not budget >= 0:
-        raise ValueError(f"budget must be a number from 0, got {budget}")
+        raise ValueError(
+            f"budget must be a number of at least 0, got {budget}"
+        )
     kind = kind or "forward"
     decoding = kind == "generate"
     others = "--time, --own, --log-probs or --compile"
@@ -134,9 +149,9 @@ def bench(
         others = "--prompt and --new-tokens"
         raise ValueError(f"{others} are for generate, not {kind}")
     if cache and not (decoding and peer):
-        raise ValueError("--cache goes with generate and --peer")
+        raise ValueError("--cache requires generate and --peer")
     if only_peers and (own or not peer):
-        raise ValueError("--only-peers takes --peer, and no --own")
+        raise ValueError("--only-peers requires --peer, and excludes --own")
     if threads is not None:
         whole_number("threads", threads, 1)
     from .machine import dtype_on, keep_freed_memory
@@ -154,7 +169,8 @@ def bench(
         output.prepare("", [])
         every = partial(measure_all, device, keep=output.keep)
         raise typer.Exit(output.take(every))
-    rounds = ROUNDS[kind] if rounds is None else rounds
+    if rounds is None:
+        rounds = MOST_ROUNDS if error else ROUNDS[kind]
     dtypes = [dtype_on(device, n) for n in _names("dtype", dtype_name)]
     if len(dtypes) > 1 and not decoding:
         raise ValueError(f"{kind} takes one dtype, got {dtype_name!r}")
@@ -164,7 +180,7 @@ def bench(
         chosen = ["none"]
     if decoding and chosen not in (known, ["none"]):
         words = f"generate has the peer transformers, not {peers!r}"
-        raise ValueError(f"{words}; your own go by --peer")
+        raise ValueError(f"{words}; give your own with --peer")
     asked = prompt if decoding else time
     size = preset or "S1"
     if decoding:
@@ -184,7 +200,7 @@ def bench(
         styles=[] if only_peers else _names("styles", styles),
         peers=[p for p in chosen if p != "none"] + (peer or []),
         installed=peers == "all", cache=cache, own=own, log_probs=log_probs,
-        compile=compile_, limits=limits,
+        compile=compile_, limits=limits, cold=cold, until=error,
         open=frozenset(open_ if only_peers and preset is None else ()),
         shaped=not only_peers,
     )  # fmt: skip
@@ -193,15 +209,26 @@ def bench(
 
 
 def main() -> None:
-    """Run the command under the name that all texts give it."""
+    """Run the command, and let messages show its name."""
     app(prog_name="gpt-duet bench")
 
 
 def _names(option: str, text: str) -> list[str]:
     names = [part.strip() for part in text.split(",")]
     if "" in names or len({*names}) < len(names):
-        raise ValueError(f"{option} has an empty name, or one twice: {text!r}")
+        raise ValueError(f"{option} has an empty or repeated name: {text!r}")
     return names
+
+
+def _fraction(option: str, text: str) -> float:
+    """Return the number in "0.01" or "1%", or raise ValueError."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if "%" in text else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise ValueError(f"{option} must be a share like 1%, got {text!r}")
+    return value
 
 
 def _counts(option: str, text: str | None) -> list[int]:

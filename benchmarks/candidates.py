@@ -1,4 +1,4 @@
-"""A model to time: how it is called, and what decodes with its cache."""
+"""Describe a model to time: how to call it, and how it decodes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,25 +12,26 @@ from gpt_duet.protocol import cache_reader
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that scores the next token at every position."""
+    """A model to time, which scores the next token at each position."""
 
-    name: str  # in the table
-    model: Any  # what computes
-    call: Callable[[Tensor], Any]  # (batch, time) ids to scores, or an answer
-    output: str = "logits"  # or "log-probs"
-    note: str = ""  # what a reader of its row has to know
-    style: bool = True  # not a peer
-    configured: bool = True  # built of the plan's config
-    vocab_size: int | None = None  # of one that chose its sizes itself
-    longest: int | None = None  # tokens that it reads in a row at most
-    # from a number of rows to what reads pieces of text one after another,
-    # with a cache that the user's function makes
+    name: str  # name in the table
+    model: Any  # the model
+    call: Callable[[Tensor], Any]  # returns the answer to ids (batch, time)
+    output: str = "logits"  # "logits" or "log-probs"
+    note: str = ""  # what a reader of the model's row should know
+    style: bool = True  # whether the model is a style, else a peer
+    configured: bool = True  # whether the plan's config set its sizes
+    vocab_size: int | None = None  # set if the model's own sizes are used
+    longest: int | None = None  # most tokens in a row that the model reads
+    # takes a number of rows, and returns a function that reads a text in
+    # pieces with a cache from the user's --cache; None without --cache
     reader: Callable[[int], Callable[[Tensor], Tensor]] | None = None
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Return scores (batch, time, vocab) of ids (batch, time).
 
-        They are the answer, its `logits`, or its first part.
+        The scores are the model's answer itself, its `logits`, or its first
+        element.
         """
         found = self.call(tokens)
         found = getattr(found, "logits", found)
@@ -38,18 +39,18 @@ class Candidate:
 
     @property
     def cached_by(self) -> str:
-        """Who keeps its keys and values in decoding, "" for nobody."""
+        """Return who provides the cache for decoding, or ""."""
         if self.reader is not None:
-            return "user"  # by the function that was named
+            return "user"  # the cache that the user's --cache makes
         if hasattr(self.model, "generation_config"):
             return "transformers"
         return "kit" if cache_reader(self.model) is not None else ""
 
     def decode(self, ids: Tensor, new: int) -> Iterator[Tensor]:
-        """Yield new ids (batch,), the likeliest ones.
+        """Yield the likeliest new ids, of shape (batch,), step by step.
 
-        The user's cache serves where there is one, else the whole text is
-        read for each of them.
+        The user's cache is used, if there is one. Otherwise the model reads
+        the whole text for each new id.
         """
         read = self.reader(len(ids)) if self.reader else self.scores
         for _ in range(new):
@@ -59,13 +60,13 @@ class Candidate:
 
     @property
     def parameters(self) -> int | None:
-        """Number of parameters, a tied matrix once; None for no module."""
+        """Return the number of parameters, with a tied matrix counted once."""
         if not hasattr(self.model, "parameters"):
             return None
         return sum(p.numel() for p in self.model.parameters())
 
     def compared(self, ours: "Candidate") -> str:
-        """Say by how much its parameters are not ours to 1 %."""
+        """Say how far the number of parameters differs, if by over 1 %."""
         count, theirs = self.parameters, ours.parameters or 0
         if count is None:
             return "parameters unknown"
@@ -73,7 +74,7 @@ class Candidate:
         return f"{extra:+.1%} parameters" if abs(extra) > 0.01 else ""
 
     def with_log_probs(self) -> "Candidate":
-        """Return the same, ending in log-softmax."""
+        """Return the candidate with log-softmax added after its scores."""
         if self.output == "log-probs":
             return self
         return replace(
@@ -83,7 +84,7 @@ class Candidate:
         )
 
     def compiled(self) -> "Candidate":
-        """Return the same through torch.compile; a style in one graph."""
+        """Return the compiled model; a style must become a single graph."""
         call = torch.compile(self.scores, fullgraph=self.style, dynamic=False)
         name = f"{self.name} compiled"
         return replace(self, name=name, call=call, note="")

@@ -1,4 +1,4 @@
-"""Results as pictures: bars, and lines for a sweep."""
+"""Draw results as pictures: bars, and lines for a sweep."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ from gpt_duet.files import replace_file
 
 from .tables import seconds
 
-# one colour for each style, one for all peers
+# a colour for each style, and one for all peers
 COLORS = {"annotated": "#b45f06", "mingpt_style": "#2166ac"}
 PEER = "#9a9a9a"
-SWEEP = 3  # sizes that make a line; fewer are bars
+SWEEP = 3  # fewest sizes that are drawn as lines; fewer are drawn as bars
 AXES = {"time": "tokens in a row", "prompt": "tokens read", "batch": "rows"}
 TITLE = ("shape", "layers", "width", "batch", "time", "prompt", "new")
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw every run as bars, and sweeps of length or rows as lines."""
+    """Draw each run as bars; draw a sweep of lengths or rows as lines."""
     panels = _panels(results.runs)
     sizes = [4 if axis else 1.1 + 0.3 * len(r[0].models) for axis, r in panels]
     with _figure(results, path, sizes) as axes:
@@ -37,8 +37,8 @@ def draw(results: Results, path: Path) -> None:
 def _figure(
     results: Results, path: Path, heights: Sequence[float]
 ) -> Iterator[Any]:
-    """Give axes of these heights; write them, with the machine's facts."""
-    # slow to import, and only a picture needs it
+    """Yield axes of these heights; then write the figure, with the facts."""
+    # matplotlib is slow to import, and only pictures need it
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -58,7 +58,7 @@ def _figure(
 
 
 def _panels(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Enough runs that differ in one size alone are lines, others bars."""
+    """Group runs that differ in one size, to draw lines; others get bars."""
     panels: list[tuple[str, list[Run]]] = []
     alone = list(runs)
     for axis in AXES:
@@ -73,7 +73,7 @@ def _panels(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 
 
 def _draw_bars(run: Run, ax: Any) -> None:
-    """Medians as bars, quartiles as whiskers, the quickest on top."""
+    """Draw medians as bars and quartiles as whiskers, the fastest on top."""
     rows = sorted(run.models, key=lambda row: -row.median)
     first, median, third = 1e3 * np.array([row.quartiles for row in rows]).T
     names = [row.name for row in rows]
@@ -89,7 +89,7 @@ def _draw_bars(run: Run, ax: Any) -> None:
 
 
 def _draw_lines(runs: Sequence[Run], ax: Any, axis: str) -> None:
-    """Medians against the length of the text, or the number of rows."""
+    """Draw medians by the length of the text, or by the number of rows."""
     from matplotlib.ticker import LogFormatter
 
     runs = sorted(runs, key=lambda run: run.setting[axis])
@@ -111,7 +111,7 @@ def _draw_lines(runs: Sequence[Run], ax: Any, axis: str) -> None:
 
 
 def _style(name: str, number: int) -> dict[str, str]:
-    """Mark and colour of a model in a panel of several."""
+    """Return the mark, colour and label of a model's line."""
     mark, colour = "osv^DP*X"[number % 8], _color(name, f"C{2 + number}")
     return {"marker": mark, "color": colour, "label": name}
 

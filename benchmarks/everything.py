@@ -1,4 +1,4 @@
-"""All that a machine is asked in one go: gpt-duet bench --all."""
+"""Run all measurements, checks and tests: gpt-duet bench --all."""
 
 import subprocess
 import sys
@@ -23,10 +23,12 @@ from .measure import Stopped
 from .plan import PRESETS, Tell, make_plan
 from .run import run_plan
 
-SECONDS = 450.0  # of eight minutes; the others are for the start and tables
-LEAST = 10.0  # seconds without which no part begins
-SHARE = 60.0  # seconds of a part, where a quarter of what is left is no more
-ROUNDS_END = 15.0  # seconds of one size, after which no round starts
+# seconds of all parts: 8 minutes, less the time to start and to print
+SECONDS = 450.0
+LEAST = 10.0  # a part starts only if at least this many seconds remain
+# most seconds of a part, or a quarter of the remaining seconds if that is more
+SHARE = 60.0
+ROUNDS_END = 15.0  # seconds at each size after which no new round starts
 CHECKS_END = 30.0
 CHECKED = GPTConfig(65, 64, n_layer=2, n_head=2, n_embd=32)
 TESTS = Path(__file__).parents[1] / "tests"
@@ -36,12 +38,13 @@ Part = Callable[[Tell], list[Run]]
 def measure_all(
     device: torch.device, tell: Tell, keep: Callable[[list[Run]], None]
 ) -> list[Run]:
-    """Measure, check and test, as far as SECONDS allow.
+    """Measure, check and test, within SECONDS.
 
-    Each part has a process of its own, and a minute, or a quarter of the time
-    that is left; what it measured until then counts. After each `keep` gets
-    the runs so far. The last run has the seconds of each part, and names
-    those that were stopped, failed, or not run. Ctrl-C raises Stopped.
+    Each part runs in its own process. It has a minute, or a quarter of the
+    remaining time if that is more. A part that takes longer is stopped, and
+    what it has measured is kept. After each part, `keep` gets the runs so far.
+    The last run has the seconds of each part, and lists the parts that were
+    stopped, failed, or not run. Ctrl-C raises Stopped.
     """
     end = time.monotonic() + SECONDS
     todo = parts(device)
@@ -72,19 +75,19 @@ def measure_all(
             note = f"ended with {' '.join(str(error).split())[:300]}"
         taken = time.monotonic() - start
         if stopped:
-            note = "stopped here" + ": nothing was measured" * (not found)
+            note = "stopped" + ": nothing was measured" * (not found)
         runs += found
         rows.append(Row(name, [taken], note=note))
         keep(so_far())
         if stopped and taken < share:
-            raise Stopped(so_far())  # by Ctrl-C
+            raise Stopped(so_far())  # a part was stopped by Ctrl-C
     return so_far()
 
 
 def parts(device: torch.device) -> dict[str, Part]:
-    """Return each part by its name, what is most worth knowing first.
+    """Return the parts by name, the most useful one first.
 
-    Only the styles are compiled, as that takes a while for each.
+    Only the styles are compiled, because compiling takes long.
     """
     found: dict[str, Part] = {}
     compiled: dict[str, Part] = {}
@@ -108,13 +111,14 @@ def parts(device: torch.device) -> dict[str, Part]:
 
 
 def _attempt(part: Part, tell: Tell) -> tuple[list[Run], bool]:
-    """Return a part's runs, and whether it was stopped."""
+    """Return a part's runs, and whether the part was stopped."""
     keep_freed_memory()
     try:
         return part(tell), False
     except KeyboardInterrupt as error:
         return getattr(error, "runs", []), True
-    except Exception as error:  # some are no plain data
+    # text, because another process may fail to unpickle the exception
+    except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
@@ -139,7 +143,7 @@ def _test(tell: Tell) -> list[Run]:
         f for f in TESTS.rglob("test_*.py") if "mark.gpu" in f.read_text()
     ]
     if not marked:
-        raise ValueError("the tests are in a checkout alone")
+        raise ValueError("the tests are only in a checkout")
     start = time.monotonic()
     words = ["-m", "pytest", "-q", "-m", "gpu", *map(str, marked)]
     done = subprocess.run(

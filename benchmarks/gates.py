@@ -1,4 +1,4 @@
-"""Models that are not timed: another shape, a leak, a wrong compilation."""
+"""Reject models with wrong shapes or a leak, and wrongly compiled ones."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ def answer(
 ) -> tuple[Any, float]:
     """Run a candidate once; return the scores and the seconds it took.
 
-    ValueError in one line for one that cannot be run or compiled.
+    Raises:
+        ValueError: in one line, if the candidate cannot be run or compiled.
     """
     clock = clock_for(tokens.device)
     start = clock()
@@ -31,12 +32,14 @@ def answer(
 def require_sound(
     candidate: Candidate, tokens: Tensor, vocab_size: int
 ) -> float:
-    """Refuse what answers another shape, or looks into the future.
+    """Raise ValueError for a wrong shape, or if the model sees the future.
 
-    Half of the text is changed, where one token among many would be lost in
-    the rounding of a short format, and the last token alone, for a model
-    that looks ahead only within its last part. Returns the seconds of the
-    first of all runs.
+    First, the second half of the text is changed, because a 16-bit dtype may
+    round away the effect of a single token. Then only the last token is
+    changed, to find a model that looks ahead only at the end of the text.
+
+    Returns:
+        The seconds of the first run.
     """
     name = candidate.name
     scores, seconds = answer(candidate, tokens)
@@ -44,10 +47,10 @@ def require_sound(
     found = tuple(getattr(scores, "shape", ()))
     if found != expected:
         shown = found or type(scores).__name__
-        raise ValueError(f"{name} answers {shown}; {expected} is required")
+        raise ValueError(f"{name} answers {shown}; expected {expected}")
     if tokens.size(1) < 2:
         return seconds
-    row = tokens[:1]  # one row leaks as all do, and is quick
+    row = tokens[:1]  # one row is faster, and also shows a leak
     once, again = (answer(candidate, row)[0] for _ in range(2))
     tolerance = _rounding(once, again)
     for first in sorted({row.size(1) // 2, row.size(1) - 1}):
@@ -57,19 +60,19 @@ def require_sound(
         leak = largest_difference(moved[:, :first], once[:, :first])
         if not leak <= tolerance:
             raise ValueError(
-                f"{name} sees the future: tokens from {first} on move earlier "
-                f"scores by {leak:.2g} (rounding {tolerance:.2g}); it is not "
-                "timed"
+                f"{name} sees the future: tokens from {first} on change "
+                f"earlier scores by {leak:.2g} (rounding {tolerance:.2g}); it "
+                "is not timed"
             )
     return seconds
 
 
 def _rounding(once: Tensor, again: Tensor) -> float:
-    """Return how far rounding may move the scores of the same tokens.
+    """Return how far rounding may move the scores of equal tokens.
 
-    Sums of the same numbers in the same shapes are rounded alike in any
-    format: float32's bound is enough. Where an accelerator's order of sums
-    varies, that is added, up to what the format explains.
+    Two runs of one shape usually round in the same way, even in 16 bits, so
+    the bound of float32 is enough. On an accelerator the order of sums may
+    vary, so the difference of two runs is added, up to the dtype's own bound.
     """
     spread = once.float().std().item()
     least, most = (
@@ -82,15 +85,15 @@ def _rounding(once: Tensor, again: Tensor) -> float:
 def require_as_eager(
     compiled: Candidate, eager: Candidate, tokens: Tensor, grad: bool = False
 ) -> float:
-    """Refuse what computes something else compiled; return its first time."""
+    """Check that compiling keeps scores; return the first run's seconds."""
     found, seconds = answer(compiled, tokens, grad=grad)
     expected, _ = answer(eager, tokens, grad=grad)
     difference = largest_difference(found, expected)
     spread = expected.float().std().item()
-    # the order of sums changes: some roundings, none of them systematic
+    # allow for much rounding, because compiling changes the order of sums
     tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5 * spread
     if not difference <= tolerance:
-        words = f"{compiled.name} differs from its eager self by "
+        words = f"{compiled.name} differs from the eager model by "
         far = f"{difference:.2g} (bound {tolerance:.2g})"
         raise ValueError(f"{words}{far}; it is not timed")
     return seconds

@@ -1,4 +1,4 @@
-"""The machine: its facts, how busy it is, and how fast it can be."""
+"""Find facts about the machine: its load, memory and best speed."""
 
 import ctypes
 import os
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from gpt_duet.benchmark_results import Row, Value
-from gpt_duet.timing import interleave, stopwatch
+from gpt_duet.timing import clock_for, interleave, stopwatch
 from gpt_duet.validation import choose_dtype
 
 DTYPES = ("float32", "bfloat16", "float16")
 LIBRARIES = ("torch", "transformers", "x-transformers")
-SQUARE = 1536  # large enough for any processor's best rate, and quick
-BIG_SQUARE = 8192  # an accelerator would be through 1536 as soon as it started
-MOVED = 2**27  # bytes: more than most caches hold
+SQUARE = 1536  # side of a matrix: large enough for the best speed, yet fast
+BIG_SQUARE = 8192  # side of a matrix on an accelerator, which needs more
+MOVED = 2**27  # bytes that a copy or sum moves: more than most caches hold
 LIMIT_ROUNDS = 5
 
-# glibc's malloc.h
+# numbers of two parameters of mallopt, from glibc's malloc.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def machine_facts(device: torch.device) -> dict[str, Value]:
-    """Return what a number depends on: processor, cores, versions."""
+    """Return the facts on which times depend: processor, cores, versions."""
     module = torch.get_device_module(device)
     name = getattr(module, "get_device_name", lambda device: device.type)
     facts: dict[str, Value] = {
@@ -50,7 +50,7 @@ def machine_facts(device: torch.device) -> dict[str, Value]:
 
 
 def dtype_on(device: torch.device, name: str) -> torch.dtype:
-    """Return the dtype of that name; ValueError if the device lacks it."""
+    """Return a dtype by its name; ValueError if the device lacks it."""
     dtype = choose_dtype(name, DTYPES)
     try:
         x = torch.ones(4, 4, dtype=dtype, device=device)
@@ -62,7 +62,7 @@ def dtype_on(device: torch.device, name: str) -> torch.dtype:
 
 
 def load() -> float:
-    """Return the mean number of busy processes in the last minute."""
+    """Return how many processes were busy on average in the last minute."""
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
 
 
@@ -76,23 +76,37 @@ def _processor() -> str:
 def keep_freed_memory() -> None:
     """Let the process keep the memory that it frees.
 
-    glibc gives large blocks back to the system, and whoever asks next pays
-    for fresh pages, up to a third of a forward pass. Other C libraries are
-    left as they are.
+    glibc returns large blocks to the system. The next allocation then pays for
+    new pages, which can take a third of a forward pass. With another C
+    library, nothing changes.
 
     Source: the GNU C Library's manual, "Malloc Tunable Parameters".
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_MAX, 0)  # no blocks of their own
+        mallopt(M_MMAP_MAX, 0)  # no separate memory mappings for large blocks
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-@cache  # measured once in a process
+def cache_flusher(device: torch.device) -> Callable[[], None]:
+    """Return a function that fills a device's caches with unrelated memory."""
+    size = MOVED
+    for text in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size"):
+        size = max(size, 2 * 1024 * int(text.read_text().strip(" K\n")))
+    memory = torch.zeros(size // 4, device=device)
+
+    def flush() -> None:
+        memory.add_(1)
+        clock_for(device)()  # waits until the device has finished
+
+    return flush
+
+
+@cache  # limits are measured once in a process
 def limits(
     dtype: torch.dtype, device: torch.device, threads: int
 ) -> list[Row]:
-    """Return how fast a device is in a dtype, with torch's present threads."""
+    """Measure a device's best speed in a dtype, with this many threads."""
     tasks = limit_tasks(dtype, device)
     watches = {n: stopwatch(run, device) for n, (run, _) in tasks.items()}
     times = interleave(watches, LIMIT_ROUNDS)
@@ -105,10 +119,11 @@ def limits(
 def limit_tasks(
     dtype: torch.dtype, device: torch.device
 ) -> dict[str, tuple[Callable[[], Tensor], dict[str, int]]]:
-    """Return what shows how fast a device can be, with its work.
+    """Return tasks that show the best speed of a device, with their work.
 
-    A product of two square matrices; a copy, which reads as many bytes as it
-    writes; sums, which read alone, one of them from the processor's caches.
+    The tasks are: a product of two square matrices; a copy, which reads as
+    many bytes as it writes; and two sums, which only read. One of the sums
+    reads from the processor's caches.
     """
     size = SQUARE if device.type == "cpu" else BIG_SQUARE
     a, b = torch.randn(2, size, size, device=device).to(dtype).unbind(0)

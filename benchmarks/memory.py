@@ -1,4 +1,4 @@
-"""The peak memory of a run."""
+"""Measure the peak memory of a run."""
 
 import json
 import os
@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-# Kineto announces each of its starts on stderr
+# otherwise Kineto, torch's profiler, prints a message on stderr at each start
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """Return the most bytes that a run holds beyond what was there before.
+    """Return the peak bytes that a run adds to those already held.
 
-    The result is part of it, the weights are not; None where an accelerator
-    keeps no count.
+    This includes the result of the run, but not the weights. Return None if
+    the accelerator does not count memory.
     """
     if device.type == "cpu":
         return _peak_on_cpu(run)
@@ -28,16 +28,16 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     module.synchronize(device)
     module.reset_peak_memory_stats(device)
     before = module.memory_allocated(device)
-    result = run()  # noqa: F841  held, as a caller would
+    result = run()  # noqa: F841  keep it, as a caller would
     module.synchronize(device)
     return module.max_memory_allocated(device) - before
 
 
 def _peak_on_cpu(run: Callable[[], object]) -> int:
-    run()  # what is allocated once, and kept, is not a part of a run
+    run()  # a first run allocates what later runs reuse
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
-        result = run()  # noqa: F841  held, as a caller would
-    # the trace is the profiler's only public record of every allocation
+        result = run()  # noqa: F841  keep it, as a caller would
+    # read the profiler's trace, because nothing else records all allocations
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         p.export_chrome_trace(str(path))

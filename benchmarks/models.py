@@ -1,4 +1,4 @@
-"""The models to time: both styles from one set of weights, and peers."""
+"""Build the models to time: both styles from one set of weights, and peers."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -31,10 +31,11 @@ from .plan import Plan, Tell, Tokens
 def build_all(
     plan: Plan, tell: Tell
 ) -> tuple[Plan, list[Candidate], list[str]]:
-    """Build the styles and the peers of a plan.
+    """Build a plan's styles and peers.
 
-    Returns the plan with the sizes that the peers leave to it, what is to be
-    timed, and sentences on what is not.
+    Returns:
+        The plan, with sizes from the peers added; the candidates to time; and
+        sentences on the models that were left out.
     """
     tell("building")
     peers, left_out = build_peers(plan)
@@ -49,9 +50,12 @@ def build_styles(
 ) -> tuple[list[Candidate], list[str]]:
     """Build a plan's styles from one set of weights, in each of its dtypes.
 
-    They must agree in float32 on the first row of the tokens, where a
-    difference is a mistake, and not the rounding of a short format. The last
-    style draws the weights. Returns a sentence on how far they agree as well.
+    The styles must agree on the first row of the tokens. They are compared in
+    float32, where a difference is a mistake and not the rounding of a 16-bit
+    dtype. The last style draws the weights.
+
+    Returns:
+        The candidates, and a sentence on how far the styles agree.
     """
     if not plan.styles:
         return [], []
@@ -83,7 +87,7 @@ def build_styles(
 
 
 def _difference(built: Sequence[tuple[str, Any, str]], row: Tensor) -> float:
-    """Return how far styles are from the last one; refuse what is not it."""
+    """Return the largest difference of styles; ValueError if too large."""
     last, model, _ = built[-1]
     with torch.inference_mode():
         expected = model.log_probs(row)
@@ -96,14 +100,17 @@ def _difference(built: Sequence[tuple[str, Any, str]], row: Tensor) -> float:
         if not apart <= bound:
             raise ValueError(
                 f"the styles differ by {apart:.2g} (bound {bound:.2g}) in "
-                f"float32: {name} and {last}; what computes something else "
-                "is not timed"
+                f"float32: {name} and {last}; styles that do not agree are "
+                "not timed"
             )
     return max(found.values())
 
 
 def _as_called(name: str, model: Any, note: str, tokens: Tensor) -> Candidate:
-    """Let a style answer as it does when called, if that scores all ids."""
+    """Return a style as a candidate that calls its model as a module.
+
+    If that does not return all scores, the candidate calls log_probs instead.
+    """
     style = Candidate(name, model, model.log_probs, "log-probs", note=note)
     called = replace(style, call=model, output="logits")
     with torch.inference_mode():
@@ -115,9 +122,10 @@ def _as_called(name: str, model: Any, note: str, tokens: Tensor) -> Candidate:
 
 
 def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
-    """Build a plan's peers, with weights of their own, ready to run.
+    """Build a plan's peers, each with its own random weights.
 
-    Returns a sentence for each that was left out as well.
+    Returns:
+        The peers, and a sentence for each peer that was left out.
     """
     peers, left_out = [], []
     for name in plan.peers:
@@ -129,7 +137,8 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
         except ValueError:
             raise
         except Exception as error:
-            # transformers says so, too, of what is there and broken: nameless
+            # transformers raises ModuleNotFoundError without a name for a
+            # broken module
             absent = isinstance(error, ModuleNotFoundError) and error.name
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             if not (absent and plan.installed and known):
@@ -147,13 +156,16 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
 
 
 def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
-    """Call and read someone's own model as gpt-duet check does.
+    """Return a peer that calls and reads a user's model as the checks do.
 
-    ValueError for one without scores of the plan's vocabulary, that says it
-    cannot read the plan's longest text, or without the cache that was named.
+    Raises:
+        ValueError: if the scores do not have the plan's vocabulary, the model
+            cannot read the plan's longest text, or the given cache does not
+            work.
     """
     name, vocab = peer.name, plan.config.vocab_size
-    longest = max(plan.times) + plan.new  # tokens that it reads in a row
+    # most tokens of a row that a model reads
+    longest = max(plan.times) + plan.new
     cache = load_target(plan.cache) if plan.cache else None
     met = partial(meet, lambda: peer.model, block_size=longest, cache=cache)
     met = partial(met, outputs="logits")
@@ -172,12 +184,13 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         raise ValueError(f"{name}: {words}") from None
     if subject.block_size < longest and "time" not in plan.open:
         raise ValueError(
-            f"{name} reads at most {subject.block_size} tokens, and a text of "
-            f"{longest} is asked for: see --time (with generate --prompt and "
+            f"{name} reads at most {subject.block_size} tokens, but the text "
+            f"has {longest}: set --time (with generate, --prompt and "
             "--new-tokens)"
         )
     reader = None
-    if plan.cache:  # found on a copy in float64, and timed on the model
+    # find the way to decode on a float64 copy; the model itself is timed
+    if plan.cache:
         decoder = Decoder(subject, enlarged=False)
         if decoder.convention is None:
             reason = f": {decoder.reason}" if decoder.reason else ""
@@ -187,7 +200,8 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
     given = subject.caller.given
 
     def call(tokens: Tensor) -> Tensor:
-        if isinstance(peer.model, Program):  # it takes row after row
+        # a program takes one row at a time
+        if isinstance(peer.model, Program):
             return torch.from_numpy(peer.model(tokens))
         answer = subject.caller.call(peer.model, tokens)
         return subject.read(answer, *tokens.shape)
@@ -203,16 +217,17 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
 
 
 def _read_on(decoder: Decoder, rows: int) -> Callable[[Tensor], Tensor]:
-    """Return what reads a new text of so many rows, piece by piece."""
+    """Return a function that reads a new text in pieces, with a cache."""
     if not decoder.convention.apart:
         decoder.start_again()
     return partial(decoder.scores, Text(decoder.convention, rows))
 
 
 def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
-    """Return the plan with the peers' own sizes where it leaves them open.
+    """Return the plan with its open sizes filled in from the peers.
 
-    ValueError where the peers have several vocabularies.
+    Raises:
+        ValueError: if the peers have different vocabularies.
     """
     shaped = bool(plan.styles) or any(peer.configured for peer in peers)
     plan, open_ = replace(plan, shaped=shaped, open=frozenset()), plan.open
@@ -222,8 +237,8 @@ def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
         if more:
             each = ", ".join(f"{n} has {v}" for v, n in found.items())
             raise ValueError(
-                f"all rows read the same ids, and the vocabularies differ: "
-                f"{each}; measure each model alone"
+                f"all rows read the same ids, but the vocabularies differ: "
+                f"{each}; measure each model separately"
             )
         plan = replace(plan, config=plan.config.replace(vocab_size=size))
     lengths = [peer.longest for peer in peers if peer.longest]

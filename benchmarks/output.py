@@ -1,4 +1,4 @@
-"""Where results go: the terminal, a file, a picture, a comparison."""
+"""Write results to a file; print, draw and compare them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +30,7 @@ from .tables import show_changes, show_results
 
 @dataclass
 class Output:
-    """Where results go; what cannot work is refused before any work."""
+    """Where results go; each place is tested before any measurement."""
 
     device: torch.device
     files: Mapping[str, Path | None] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Output:
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse early."""
+        """Raise ValueError if results could not be written or compared."""
         if self.files.get("json") == STDOUT:
             reserve_stdout()
         for path in self.files.values():
@@ -46,21 +46,25 @@ class Output:
         require_different(dict(self.files), compare=self.compare)
         plot = self.files.get("plot")
         if plot and plot.suffix not in (".svg", ".png"):
-            raise ValueError(f"--plot ends in .svg or .png, got {plot.name}")
+            raise ValueError(
+                f"--plot takes an .svg or .png file, got {plot.name}"
+            )
         if not 0 <= (given := self.tolerance) < float("inf"):
-            raise ValueError(f"tolerance must be a number from 0, got {given}")
+            raise ValueError(
+                f"tolerance must be a number of at least 0, got {given}"
+            )
         self._old = read_results(self.compare) if self.compare else None
         self._machine = machine_facts(self.device)
 
     def prepare(self, what: str, settings: Sequence[Facts]) -> None:
-        """Refuse old results that what is planned cannot be compared to."""
+        """Raise ValueError if old results cannot be compared with a plan."""
         if self._old is not None:
             require_comparable(self._old, self._machine, what, settings)
         self._machine["load before"] = load()
         _warn_if_busy(self._machine, "load before")
 
     def take(self, measured: Callable[[Tell], list[Run]]) -> int:
-        """Measure, and put the runs, at Ctrl-C as well; return the status."""
+        """Measure and output runs, even after Ctrl-C; return the status."""
         try:
             with telling() as tell:
                 runs = measured(tell)
@@ -70,10 +74,11 @@ class Output:
         return int(self.put(runs))
 
     def keep(self, runs: list[Run]) -> None:
-        """Write JSON of what was measured so far: a kill loses the rest."""
+        """Write the measurements so far, in case the process is killed."""
         path = self.files.get("json")
         if path and path != STDOUT:
-            with suppress(ValueError):  # `put` will say so
+            # `put` will report why the file cannot be written
+            with suppress(ValueError):
                 self._results(runs).save(path)
 
     def _results(self, runs: list[Run]) -> Results:
@@ -81,12 +86,11 @@ class Output:
         return Results(self._machine, runs)
 
     def put(self, runs: list[Run]) -> bool:
-        """Write, print, draw and compare; return whether something is wrong.
+        """Write, print, draw and compare; return whether anything failed.
 
-        That is a model that has become slower, or a check or test that failed.
-
-        What was measured is written before anything else can fail, and
-        printed where it could not be written.
+        A model that has become slower counts as a failure, and so does a
+        failed check or test. Measurements are written first, because a later
+        step may fail. If they cannot be written, they are printed.
         """
         results = self._results(runs)
         files = {name: path for name, path in self.files.items() if path}
@@ -106,24 +110,25 @@ class Output:
         return any(
             change.pace(self.tolerance) == "slower"
             for change in changes
-            if not change.row.limit
+            if not change.machine
         )
 
 
 def _warn_if_busy(machine: Facts, moment: str) -> None:
-    """Say where more processes were busy than there are cores."""
+    """Print a warning if more processes are busy than there are cores."""
     busy, cores = float(machine.get(moment, 0)), machine["cores"]
     if busy > int(cores):
         warn(
-            f"the machine is busy ({moment}: {busy} on {cores} cores), and "
-            "times are unreliable (--threads 1 is disturbed least)"
+            f"the machine is busy ({moment}: {busy} on {cores} cores), so "
+            "times are unreliable (least with --threads 1)"
         )
 
 
 def print_whole(console: Console, shown: Group) -> None:
-    """Print what is shown, in a terminal too narrow for a table as well.
+    """Print tables, without cutting off numbers in a narrow terminal.
 
-    rich would cut numbers off; a terminal lets lines go on in the next.
+    rich cuts off lines at the console's width, so it gets a large width; the
+    terminal then wraps long lines.
     """
     width = console.width
     for part in shown.renderables:
@@ -133,9 +138,10 @@ def print_whole(console: Console, shown: Group) -> None:
 
 @contextmanager
 def telling() -> Iterator[Tell]:
-    """Show on a terminal what is going on, in one line that goes away.
+    """Yield a function that shows the current step of the work in a line.
 
-    Without an animation: its thread would take time from what is measured.
+    The line is removed at the end. It is not animated: the thread of an
+    animation would take time from the measurements.
     """
     console = Console(stderr=True)
     with Live(console=console, auto_refresh=False, transient=True) as live:

@@ -1,4 +1,4 @@
-"""Other people's decoders of the same shape, with weights of their own."""
+"""Build other decoders of the same shape, with random weights."""
 
 import inspect
 import json
@@ -23,16 +23,16 @@ ONE_GELU = "gelu_pytorch_tanh"
 def transformers_gpt2(
     config: GPTConfig, attention: str = "sdpa", gelu_tanh: str = "gelu_new"
 ) -> nn.Module:
-    """Build transformers' GPT2LMHeadModel of a config's shape.
+    """Build transformers' GPT2LMHeadModel in the shape of a config.
 
-    Its own GELU by tanh is "gelu_new", written out; ONE_GELU is one kernel,
-    as the styles', and several times as fast.
+    By default, GELU by tanh is written out ("gelu_new"). ONE_GELU computes it
+    in one kernel, as the styles do, which is several times as fast.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     theirs = GPT2Config(**json.loads(transformers_config(config)))
     theirs.activation_function = gelu_tanh
-    theirs.use_cache = False  # forward would build one; generate asks for it
+    theirs.use_cache = False  # no cache in a forward pass; decoding enables it
     theirs._attn_implementation = attention
     return GPT2LMHeadModel(theirs)
 
@@ -40,8 +40,8 @@ def transformers_gpt2(
 class TorchDecoder(nn.Module):
     """torch.nn.TransformerEncoder with a causal mask, tables and a head.
 
-    GELU by tanh, as GPT-2's: a callable, with which the module leaves its
-    fused path out, the slower one on a CPU.
+    It uses GELU by tanh, as GPT-2 does. Because the activation is a callable,
+    the module does not take its fused path, which is slower on a CPU.
     """
 
     def __init__(self, config: GPTConfig):
@@ -55,7 +55,8 @@ class TorchDecoder(nn.Module):
         )  # fmt: skip
         self.encoder = nn.TransformerEncoder(
             layer, config.n_layer, nn.LayerNorm(config.n_embd),
-            enable_nested_tensor=False,  # rows are equally long
+            # no nested tensors, which are for rows of unequal length
+            enable_nested_tensor=False,
         )  # fmt: skip
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
@@ -73,7 +74,7 @@ class TorchDecoder(nn.Module):
 
 
 def x_transformers(config: GPTConfig) -> nn.Module:
-    """Build x-transformers' decoder of a config's shape."""
+    """Build x-transformers' decoder in the shape of a config."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(
@@ -99,16 +100,18 @@ PEERS = dict(zip(NAMES, MAKERS, strict=True))
 
 
 def build_peer(name: str, config: GPTConfig) -> tuple[Any, bool]:
-    """Build one of PEERS, or anyone's; return whether it took the config.
+    """Build one of PEERS, or a user's model.
 
-    Anyone's is "package.module:factory" or "path/to/file.py:factory". The
-    config goes to a factory that needs one argument, or has one of the name
-    config; other factories choose the sizes themselves.
+    Also return whether the config set the model's sizes.
+
+    A user's model is "package.module:factory" or "path/to/file.py:factory".
+    A factory gets the config if it requires one argument, or if its first
+    argument is named config. Other factories choose the sizes themselves.
     """
     if name not in PEERS and ":" not in name:
         raise ValueError(
-            f"no peer {name!r}; there is {', '.join(PEERS)}, or name your "
-            "own as package.module:factory"
+            f"no peer {name!r}; give one of {', '.join(PEERS)}, or your own "
+            "model as package.module:factory"
         )
     build: Any = PEERS.get(name) or load_target(name, None, None)
     if isinstance(build, nn.Module | Program):

@@ -1,4 +1,4 @@
-"""The plan of a measurement: models, sizes, tokens, rounds."""
+"""Plan a measurement: models, sizes, tokens, rounds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +15,9 @@ from gpt_duet.validation import dtype_name
 from . import PEERS, STYLES, Kind
 
 CPU = torch.device("cpu")
-# A GPTConfig's fields, a batch and a time: a small model on characters,
-# GPT-2 small, and a long text with a large vocabulary.
+# Presets by name: fields of a GPTConfig, rows in a batch, tokens in a row. S1
+# is a small model of characters, S2 is GPT-2 small, S3 has long texts and a
+# large vocabulary.
 CHARACTERS = {"vocab_size": 65, "block_size": 256}
 LONG = {"vocab_size": 50257, "block_size": 1024}
 PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -26,55 +27,64 @@ PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
-Tell = Callable[[str], None]  # says what is going on
+Tell = Callable[[str], None]  # a function that shows the current step
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The models to measure, their sizes, device and rounds."""
+    """The models to measure, their sizes, device and rounds.
 
-    preset: str  # name of the sizes; "" where others were given
-    config: GPTConfig  # without dropout, which no time shall depend on
-    batches: Sequence[int]  # numbers of rows
-    times: Sequence[int]  # tokens in a row; of generate those of the prompt
+    To add an option of a measurement, add a field here. If results with
+    different values of the option must not be compared, add the option to
+    `setting` as well.
+    """
+
+    preset: str  # name of the sizes; "" if the user gave the sizes
+    config: GPTConfig  # without dropout, so that times do not depend on it
+    batches: Sequence[int]  # numbers of rows to measure
+    times: Sequence[int]  # tokens in a row; for generate, tokens of the prompt
     kind: Kind = "forward"
-    # of the weights, once the styles agree; generate may have several
+    # dtypes of the timed weights (whether the styles agree is tested in
+    # float32); only generate takes several
     dtypes: Sequence[torch.dtype] = (torch.float32,)
     device: torch.device = CPU
-    rounds: int = 10  # how often everything runs
-    budget: float = math.inf  # seconds; after it no further round starts
-    styles: Sequence[str] = STYLES  # packages; the last is the reference
-    peers: Sequence[str] = PEERS  # or MODULE:FACTORY
-    installed: bool = True  # leave out those of PEERS that are not installed
-    cache: str | None = None  # the target that makes the peers' caches
-    own: bool = False  # add each style with its own original parts
-    log_probs: bool = False  # let all end in log-softmax
-    compile: bool = False  # run everything through torch.compile as well
+    rounds: int = 10  # number of rounds
+    budget: float = math.inf  # seconds after which no round starts
+    styles: Sequence[str] = STYLES  # style packages; the last is the reference
+    peers: Sequence[str] = PEERS  # names in PEERS, or MODULE:FACTORY
+    installed: bool = True  # whether to leave out PEERS that are not installed
+    cache: str | None = None  # MODULE:FUNCTION that makes the peers' caches
+    own: bool = False  # whether to add styles with their own LayerNorm
+    log_probs: bool = False  # whether all models end in log-softmax
+    compile: bool = False  # whether to time compiled models as well
     new: int = 0  # tokens that generate appends
-    threads: int | None = None  # of the CPU; None: by the work of each size
-    limits: bool = True  # measure how fast the machine can be
-    # settings that the user left to the peers, until these are built
+    threads: int | None = None  # CPU threads; None: by the work of each size
+    limits: bool = True  # whether to measure the machine's best speed
+    cold: bool = False  # whether to empty caches before each run or token
+    # rounds are run until each ratio's error is below this; 0 means all rounds
+    until: float = 0.0
+    # settings that are unknown until the peers are built
     open: frozenset[str] = frozenset()
-    shaped: bool = True  # whether it is known that a row has config's shape
+    shaped: bool = True  # whether any model is built with the config's sizes
 
     @property
     def reference(self) -> str:
-        """The name of the row that the others are compared to."""
+        """Return the name of the row that other rows are compared with."""
         return [*(self.styles or self.peers)][-1]
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Each batch and time."""
+        """Return the sizes to measure: each number of rows at each length."""
         return [*product(self.batches, self.times)]
 
     def setting(
         self, batch: int, time: int, threads: int | None = None
     ) -> dict[str, Value]:
-        """Return what a run is kept with, and found again by.
+        """Return the settings that are stored with a run, and identify it.
 
-        Left out are sizes that the peers have yet to say, the sizes of a
-        config that no row is built from, and a thread count that no option
-        names.
+        Three things may be left out: sizes that are still open; the config's
+        sizes, if no row was built from it; and the number of threads, if it is
+        not known.
         """
         c, decoding = self.config, self.kind == "generate"
         facts: dict[str, Value] = {
@@ -89,8 +99,10 @@ class Plan:
             "dtype": dtype_name(self.dtypes[0]),
             "device": str(self.device),
             "threads": threads or self.threads or 0,
-            "rounds": self.rounds,
+            "rounds": 0 if self.until else self.rounds,
         }
+        if self.cold:  # left out if False, as in older files
+            facts["cold"] = True
         sizes = {"shape", "layers", "heads", "width"}
         left_out = self.open | (set() if self.shaped else sizes)
         return {
@@ -101,7 +113,7 @@ class Plan:
 
 
 class Tokens:
-    """Random ids (batch, time), and as targets those one place later."""
+    """Random ids (batch, time), and the next ids as targets."""
 
     def __init__(self, plan: Plan, batch: int, time: int):
         self._size = (plan.config.vocab_size, (batch, time + 1))
@@ -109,7 +121,7 @@ class Tokens:
         self.draw(-1)
 
     def draw(self, number: int) -> None:
-        """Draw the ids of a round; the same number, the same ids."""
+        """Draw the ids of a round, which depend only on its number."""
         generator = torch.Generator().manual_seed(number + 1)
         drawn = torch.randint(*self._size, generator=generator)
         drawn = drawn.to(self._device)
@@ -125,11 +137,12 @@ def make_plan(
     sizes: Mapping[str, int | None] | None = None,
     **others: Any,
 ) -> Plan:
-    """Return a plan whose sizes are those of a preset where not given.
+    """Return a plan with the sizes of a preset, unless sizes are given.
 
-    A preset of GPTConfig has batch 8 and time 128, or the longest there is;
-    a vocabulary that it leaves open is GPT-2's, its block as long as the
-    longest text. Sizes are fields of GPTConfig, None for the preset's.
+    A preset of GPTConfig has batch 8 and time 128, or its block size if that
+    is less. If a preset sets no vocabulary, it gets GPT-2's. If it sets no
+    block size, it gets the length of the longest text. `sizes` are fields of
+    GPTConfig; None keeps the preset's value.
     """
     if preset not in PRESETS and preset not in preset_names():
         known = ", ".join([*PRESETS, *preset_names()])

@@ -1,4 +1,4 @@
-"""Builds what a plan names, and measures it."""
+"""Build the models of a plan, and measure them."""
 
 from gpt_duet.benchmark_results import Run
 
@@ -8,5 +8,5 @@ from .plan import Plan, Tell
 
 
 def run_plan(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
-    """Build everyone of a plan, test each, and time all in turn."""
+    """Build the models of a plan, test each, and time all in turn."""
     return measure(*build_all(plan, tell), tell)

@@ -1,4 +1,4 @@
-"""How much work a pass is: operations, and bytes that are moved."""
+"""Count the work of a pass: operations, and bytes moved."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpt_duet.config import GPTConfig
 
 aten = torch.ops.aten
-# operations that read as many bytes of a table as they return
+# operations that read only those entries of a table that they return
 LOOKUPS = (
     *(aten.embedding.default, aten.index_select.default),
     *(aten.index.Tensor, aten.gather.default),
@@ -23,12 +23,12 @@ LOOKUPS = (
 def count_work(
     run: Callable[[], object], model: object
 ) -> tuple[int, int | None]:
-    """Count the operations of what runs, and the bytes of weights it reads.
+    """Count the operations of a run, and the bytes of weights that it reads.
 
-    Operations are floating-point ones, product by product: for both styles
-    2 B T (12 L D^2 + V D) + 4 L B T^2 D. The fused kernels of attention and
-    of torch's encoder layer are not counted on every device, so that both
-    are taken apart for this run. The bytes are None for what is not a module.
+    Operations are those of matrix products: for both styles,
+    2 B T (12 L D^2 + V D) + 4 L B T^2 D. Not every device counts the fused
+    kernels of attention and of torch's encoder layer, so they are switched
+    off for this run. The bytes are None if the model is not a module.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -48,8 +48,8 @@ def count_work(
 class WeightReads(TorchDispatchMode):
     """Counts the bytes of a module's weights that operations read.
 
-    Weights are parameters and buffers. One that is read again counts once;
-    of a table that is looked up only the rows that are taken count.
+    Weights are parameters and buffers. A weight counts once, even if it is
+    read again. Of an embedding table, only rows that are read are counted.
     """
 
     def __init__(self, model: object):
@@ -64,7 +64,7 @@ class WeightReads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation, and note the weights among its arguments."""
+        """Run an operation, and count the weights among its arguments."""
         found = func(*args, **(kwargs or {}))
         for tensor in () if func.is_view else tree_leaves((args, kwargs)):
             if not isinstance(tensor, Tensor):
@@ -78,13 +78,13 @@ class WeightReads(TorchDispatchMode):
 
     @property
     def total(self) -> int | None:
-        """The bytes that were read; None where there are no weights."""
+        """Return the bytes that were read; None if there are no weights."""
         return sum(self._read.values()) if self._sizes else None
 
 
 def cache_bytes(config: GPTConfig, batch: int, past: int, size: int) -> int:
-    """Return the bytes of keys and values of `past` tokens in each row.
+    """Return the bytes of the keys and values of `past` tokens in each row.
 
-    A number takes `size` bytes.
+    Each entry of a key or value takes `size` bytes.
     """
     return size * 2 * config.n_layer * batch * past * config.n_embd

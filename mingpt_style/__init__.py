@@ -17,7 +17,7 @@ __all__ = [
     "to_gpt2",
 ]
 
-# What implements each concept, in reading order.
+# The parts that implement each concept, in reading order.
 COMPONENTS: dict[str, tuple[object, ...]] = {
     "embedding": (GPT.embed,),
     "attention": (CausalSelfAttention, KeyValueCache),

@@ -12,7 +12,7 @@ class KeyValueCache:
     """Keys and values of the tokens that one layer has read.
 
     Args:
-        like: a tensor of the dtype and on the device to use.
+        like: a tensor with the dtype and the device to use.
         size: (batch, n_head, block_size, head size), allocated at once.
     """
 
@@ -28,7 +28,7 @@ class KeyValueCache:
         Float[Tensor, "batch nh longer hs"],
         Float[Tensor, "batch nh longer hs"],
     ]:
-        """Add keys and values of new tokens, and return those of all."""
+        """Add keys and values of new tokens; return those of all tokens."""
         start, self.length = self.length, self.length + k.size(2)
         self.k[:, :, start : self.length] = k
         self.v[:, :, start : self.length] = v
@@ -38,8 +38,8 @@ class KeyValueCache:
 class CausalSelfAttention(nn.Module):
     """Attend to the past in n_head heads at once.
 
-    The kernel computes softmax(q k^T / sqrt(hs)) v without ever holding the
-    (T, T) matrix where it can; no mask is stored.
+    The kernel computes softmax(q k^T / sqrt(hs)) v. If it can, it does so
+    without storing the (T, T) matrix. No mask is stored.
 
     Args:
         config: n_embd, n_head and dropout are used.
@@ -49,7 +49,7 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        # query, key and value of all heads, in one matrix
+        # one matrix makes query, key and value of all heads
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
@@ -63,7 +63,7 @@ class CausalSelfAttention(nn.Module):
     ) -> Float[Tensor, "batch time n_embd"]:
         """Project, split into heads, attend, join the heads, project.
 
-        With a cache, x follows the tokens in it, and is added to them.
+        With a cache, x follows the cached tokens, and is added to the cache.
         """
         B, T, C = x.size()
         hs = C // self.n_head
@@ -78,11 +78,11 @@ class CausalSelfAttention(nn.Module):
             k, v = cache.append(k, v)  # (B, nh, S, hs), S >= T
             S = k.size(2)
             is_causal = S == T
-            if 1 < T < S:  # one token alone may see all of the past
-                # the kernel's mask would align the first key, not the last
+            if 1 < T < S:  # a single token may see the whole past
+                # is_causal would align queries with the first keys
                 mask = x.new_ones(T, S, dtype=torch.bool).tril(S - T)
 
-        # the kernel does not know eval mode
+        # pass 0 in eval mode, because the kernel does not know the mode
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=p, is_causal=is_causal

@@ -7,7 +7,7 @@ from gpt_duet.config import ACTIVATIONS, GPTConfig
 
 
 class MLP(nn.Module):
-    """Two linear layers around a nonlinearity: GPT-2's is GELU, by tanh.
+    """Two linear layers around a nonlinearity; in GPT-2 it is GELU by tanh.
 
     Args:
         config: n_embd, n_inner, activation and dropout are used.

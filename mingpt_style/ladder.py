@@ -1,9 +1,8 @@
-"""The lecture's models, from a bigram table to a GPT: a ladder of eight.
+"""Eight models of a lecture, from a bigram table to a GPT.
 
-Each model, a rung of the ladder, adds one part to the one before it, and is
-a language model as every other here. Where the lecture's notebook was wrong
-it differs: sizes come from the config, never from globals, and a sequence
-that is too long is refused.
+Each model is a rung of the ladder: it adds one part to the previous model.
+Unlike in the lecture's notebook, sizes come from the config, never from
+globals, and a sequence that is too long raises an error.
 
 Source: the lecture "Let's build GPT".
 """
@@ -26,7 +25,7 @@ Scores = Float[Tensor, "batch time vocab"]
 
 
 class Rung(nn.Module):
-    """What all models of the ladder share; each has its own `logits`."""
+    """The base class of all models of the ladder, which define `logits`."""
 
     logits: Callable[[Tensor], Tensor]
 
@@ -67,19 +66,19 @@ class Rung(nn.Module):
 
 
 class Bigram(Rung):
-    """A table of bigrams: the next character depends on the last alone."""
+    """A table of bigrams: the next character depends only on the last."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
         self.table = nn.Embedding(config.vocab_size, config.vocab_size)
 
     def logits(self, idx: Tokens) -> Scores:
-        """Look the row of the token up."""
+        """Look up the row of each token."""
         return self.table(idx)
 
 
 class Positions(Rung):
-    """A token's vector and a position's are added and mapped to scores."""
+    """The sum of a token's and a position's vector is mapped to scores."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -93,12 +92,12 @@ class Positions(Rung):
         return self.lm_head(self.body(self.wte(idx) + self.wpe(pos)))
 
     def body(self, x: Stream) -> Stream:
-        """Return x itself: no position sees another yet."""
+        """Return x: no position sees another position yet."""
         return x
 
 
 def feed_forward(config: GPTConfig) -> nn.Sequential:
-    """Build the feed-forward network, four times wider inside."""
+    """Build the feed-forward network, which is four times wider inside."""
     return nn.Sequential(
         nn.Linear(config.n_embd, 4 * config.n_embd),
         nn.ReLU(),
@@ -115,12 +114,12 @@ class OneHead(Positions):
         self.attn: nn.Module = Head(config.n_embd, config.n_embd)
 
     def body(self, x: Stream) -> Stream:
-        """Attend."""
+        """Apply attention."""
         return self.attn(x)
 
 
 class ManyHeads(OneHead):
-    """Several heads, together as wide as the single head before."""
+    """Several heads, which together are as wide as the single head."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -135,7 +134,7 @@ class FeedForward(ManyHeads):
         self.mlp = feed_forward(config)
 
     def body(self, x: Stream) -> Stream:
-        """Attend, then apply the feed-forward network."""
+        """Apply attention, then the feed-forward network."""
         return self.mlp(self.attn(x))
 
 
@@ -153,7 +152,7 @@ class Residual(FeedForward):
 
 
 class NormedBlock(nn.Module):
-    """The two residual lines, each with a layer norm in front."""
+    """Attention and feed-forward; each normalises its input and adds to x."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -170,7 +169,7 @@ class NormedBlock(nn.Module):
 class Normed(Positions):
     """A layer norm before each part, and one before the map to scores."""
 
-    layers = 1  # 0: as many as the config has
+    layers = 1  # number of blocks; 0: as many as the config has
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -179,21 +178,21 @@ class Normed(Positions):
         self.ln_f = layer_norm(config)
 
     def body(self, x: Stream) -> Stream:
-        """Pass x through every block, and normalise it."""
+        """Pass x through every block, then normalise it."""
         return self.ln_f(self.blocks(x))
 
 
 class FullGPT(Normed):
     """Several blocks (config.n_layer), one after another: the GPT.
 
-    Each block has weights of its own, so that with n_layer blocks in place
-    of one the blocks' parameters are n_layer times as many.
+    Each block has its own weights, so that n_layer blocks have n_layer times
+    as many parameters as one block.
     """
 
     layers = 0
 
 
-# From the first to the last, named by what each adds.
+# All models in order, by the name of the part that each adds.
 RUNGS: dict[str, type[Rung]] = {
     "bigram table": Bigram,
     "+ positions": Positions,

@@ -1,7 +1,7 @@
-"""Attention built up: averages of the past, then heads that weigh it.
+"""Build up attention: averages of the past, then heads that weight it.
 
 Source: the lecture "Let's build GPT". Its notebook divides the scores by the
-root of the whole width; here it is the root of the head's own.
+root of the model's width; here it is the root of the head's width.
 """
 
 import torch
@@ -15,20 +15,20 @@ Stream = Float[Tensor, "batch time n_embd"]
 
 
 def average_by_loop(x: Stream) -> Stream:
-    """Average each position and its past, position by position."""
+    """Average each position with its past, position by position."""
     means = [x[:, : t + 1].mean(dim=1) for t in range(x.size(1))]
     return torch.stack(means, dim=1)
 
 
 def average_by_matrix(x: Stream) -> Stream:
-    """The same as a product with a lower triangular matrix."""
+    """Average each position with its past, by a lower triangular matrix."""
     T = x.size(1)
     weights = x.new_ones(T, T).tril()
     return weights / weights.sum(-1, keepdim=True) @ x
 
 
 def average_by_softmax(x: Stream) -> Stream:
-    """The same as a softmax of scores that are all equal, and masked."""
+    """Average each position with its past, by a softmax of masked zeros."""
     T = x.size(1)
     visible = subsequent_mask(T, device=x.device)
     scores = x.new_zeros(1, T, T).masked_fill(~visible, float("-inf"))
@@ -45,7 +45,7 @@ class Head(nn.Module):
         self.value = nn.Linear(n_embd, head_size, bias=False)
 
     def forward(self, x: Stream) -> Float[Tensor, "batch time head_size"]:
-        """Average the past by how well its keys answer the query."""
+        """Average the past, weighted by how well its keys match the query."""
         q, k, v = self.query(x), self.key(x), self.value(x)
         scores = q @ k.transpose(-2, -1) * k.size(-1) ** -0.5
         visible = subsequent_mask(x.size(1), device=x.device)
@@ -59,7 +59,7 @@ class MultiHead(nn.Module):
         super().__init__()
         C, n = config.n_embd, config.n_head
         self.heads = nn.ModuleList(Head(C, C // n) for _ in range(n))
-        # without a projection the heads' outputs stay in their own columns
+        # without a projection, each head's output stays in its columns
         self.c_proj = nn.Linear(C, C) if project else nn.Identity()
 
     def forward(self, x: Stream) -> Stream:

@@ -12,7 +12,7 @@ from gpt_duet.config import GPTConfig
 from .attention import KeyValueCache
 from .block import Block, layer_norm
 
-Cache = list[KeyValueCache]  # one for each block
+Cache = list[KeyValueCache]  # a cache for each block
 
 
 class GPT(nn.Module):
@@ -45,7 +45,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.transformer.wte.weight
 
         self.apply(self._init_weights)
-        # each block adds twice to the stream: the same variance at any depth
+        # each block adds to x twice: a smaller std bounds the variance of x
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):
                 std = 0.02 / math.sqrt(2 * config.n_layer)
@@ -66,12 +66,12 @@ class GPT(nn.Module):
 
         Args:
             idx: ids of the tokens.
-            targets: ids of the next tokens, -1 where there is none; the
+            targets: ids of the next tokens, or -1 to ignore a position; the
                 logits do not depend on them.
 
         Raises:
-            ValueError: for more than block_size tokens, and for targets of
-                another shape than the tokens.
+            ValueError: for more than block_size tokens, or if targets and
+                tokens have different shapes.
         """
         logits = self.lm_head(self.hidden(idx))
         loss = None
@@ -100,7 +100,7 @@ class GPT(nn.Module):
     def embed(
         self, idx: Int[Tensor, "batch time"], start: int = 0
     ) -> Float[Tensor, "batch time n_embd"]:
-        """Return wte[token] + wpe[position], positions from start on."""
+        """Return wte[token] + wpe[position]; positions count from start."""
         T = start + idx.size(1)
         if T > self.block_size:
             raise ValueError(
@@ -124,15 +124,15 @@ class GPT(nn.Module):
     def next_log_probs(
         self, tokens: Int[Tensor, "batch time"], cache: Cache | None = None
     ) -> Float[Tensor, "batch vocab"]:
-        """Return log-probabilities at the last position only.
+        """Return log-probabilities of only the last position.
 
-        With a cache, as in `decode`, it runs under torch.no_grad().
+        Run it under torch.no_grad() if it gets a cache, as `decode` does.
         """
         x = self.hidden(tokens, cache)[:, -1]
         return F.log_softmax(self.lm_head(x), dim=-1)
 
     def init_cache(self, batch: int) -> Cache:
-        """Return an empty cache with room for block_size tokens a row."""
+        """Return an empty cache for block_size tokens in each row."""
         config = self.config
         hs = config.n_embd // config.n_head
         size = (batch, config.n_head, config.block_size, hs)
@@ -143,14 +143,14 @@ class GPT(nn.Module):
     def decode(
         self, tokens: Int[Tensor, "batch time"], cache: Cache
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return log_probs of tokens that go on where the cache ends.
+        """Return log_probs of tokens that follow the tokens in the cache.
 
-        They are added to the cache: a text read in any pieces gives what
-        the whole text gives.
+        The tokens are added to the cache. The pieces of a text have the same
+        log_probs as the whole text.
 
         Raises:
-            ValueError: for more than block_size tokens in all, and for
-                another number of rows than the cache has.
+            ValueError: for more than block_size tokens in all, or another
+                number of rows than the cache has.
         """
         rows = cache[0].k.size(0)
         if tokens.size(0) != rows:

@@ -1,4 +1,4 @@
-"""From and to the GPT-2 checkpoint layout, and from minGPT's own files."""
+"""Convert weights from and to the GPT-2 layout, and from minGPT's files."""
 
 from collections.abc import Mapping
 
@@ -19,18 +19,18 @@ from .model import GPT, build_model
 
 
 def from_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
-    """Build the model that computes what a GPT-2 checkpoint computes.
+    """Build a model from the weights of a GPT-2 checkpoint.
 
-    The names are the layout's own; the linear weights are transposed. The
-    head gets a bias only where the checkpoint brings one that is not zero.
+    This model's names are those of GPT-2; its linear weights are transposed.
+    The head only gets a bias if the checkpoint has one that is not zero.
 
     Args:
-        state: tensors named as GPT-2's, with or without "transformer.".
-        config: the sizes, and what weights do not show.
+        state: tensors by GPT-2's names, with or without "transformer.".
+        config: the sizes, and facts that weights do not show.
 
     Raises:
-        ValueError: where names or shapes do not fit, or where tie_weights
-            asks to tie two matrices that differ.
+        ValueError: if names or shapes do not fit, or if config.tie_weights is
+            set, but the two matrices differ.
     """
     state = read_gpt2(state, config)
     if config.tie_weights:
@@ -51,7 +51,7 @@ def from_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
 
 
 def to_gpt2(model: GPT) -> dict[str, Tensor]:
-    """Return the weights in the GPT-2 layout, copied, without a prefix."""
+    """Return copies of the weights in the GPT-2 layout, without a prefix."""
     ours = strip(model.state_dict(), "_orig_mod.", "transformer.")
     state = {name: tensor.detach().clone() for name, tensor in ours.items()}
     if model.lm_head.weight is model.transformer.wte.weight:
@@ -60,17 +60,18 @@ def to_gpt2(model: GPT) -> dict[str, Tensor]:
 
 
 def from_nanogpt(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
-    """Build the model from a state dict of minGPT or nanoGPT.
+    """Build a model from a state dict of minGPT or nanoGPT.
 
-    Compiled models' "_orig_mod." and mask buffers are dropped; biases that
-    are absent (nanoGPT's bias=False) are zeros, which is the same function.
+    Mask buffers are removed, and so is a compiled model's prefix "_orig_mod.".
+    Missing biases (nanoGPT's bias=False) become zeros, which compute the same
+    function.
 
     Args:
-        state: tensors named as minGPT's, linear weights (out, in).
-        config: the sizes, and what weights do not show.
+        state: tensors by minGPT's names, with linear weights (out, in).
+        config: the sizes, and facts that weights do not show.
 
     Raises:
-        ValueError: where names or shapes do not fit.
+        ValueError: if names or shapes do not fit.
     """
     return from_gpt2(bring_to_gpt2(state, "nanogpt"), config)
 

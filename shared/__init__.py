@@ -1,29 +1,29 @@
-"""The kit around the two styles: run a model, trace the run, state a verdict.
+"""The kit around the two styles, which are implementations of a GPT decoder.
 
-    running/       call anyone's model, reproducibly
-    tracing/       what each line of a run computed
-    proof/         what each number can depend on
-    invariants/    the checks, for anyone's model
-    comparison/    two models: values, styles, the page
-    distributed/   a model compared with its sharded twin
-    scoring/       checks of scorers (perplexity, bits per byte)
-    tokenization/  text to ids, and texts to batches
-    checkpoint/    weights on disk, and from style to style
-    generation/    ids to more ids
-    training/      a model learns a text
+    running/       call any model, reproducibly
+    tracing/       record the values that each line of a run computes
+    proof/         find the inputs on which each score can depend
+    invariants/    the checks, for any model
+    comparison/    compare two models: values, styles, the page
+    distributed/   compare a model with a sharded copy of it
+    scoring/       check scorers (perplexity, bits per byte)
+    tokenization/  turn text into ids, and texts into batches
+    checkpoint/    read and write weights, and convert them between styles
+    generation/    generate tokens
+    training/      train a model on a text
     cli/           the command gpt-duet
 
-Small modules that every room may import:
+Small modules that every package may import:
 
-    config.py             GPTConfig: the sizes, and what weights do not show
+    config.py             GPTConfig: the sizes, and other facts about a model
     masks.py              boolean masks: causal, padding, combined
-    protocol.py           what a language model and a style must offer
-    agreement.py          how far two styles may differ by rounding
+    protocol.py           protocols for a language model and for a style
+    agreement.py          how far rounding can make two styles differ
     targets.py            load a model that is named as text
     importing.py          import a user's files, each isolated
-    visibility.py         who may see whom: declarations for the checks
+    visibility.py         declare which tokens a position may see
     names.py              names of the styles' packages
-    files.py              write files and folders whole or not at all
+    files.py              write files and folders, all or nothing
     timing.py             time things in turn, on any device
     processes.py          run work in a process that can be stopped
     validation.py         check numbers, dtypes, devices and paths
@@ -33,13 +33,13 @@ Small modules that every room may import:
     benchmark_results.py  the format of benchmark files
     pytest_plugin.py      pytest --gpt-duet TARGET
 
-An install brings this folder as gpt_duet, with the styles and the benchmarks
-in it: `gpt_duet.annotated`. In a checkout the folder is called shared, and
-gpt_duet.py makes it the package gpt_duet. Code, tests and docs use that name.
+An install contains this folder as gpt_duet, with the styles and the
+benchmarks in it, for example as `gpt_duet.annotated`. In a checkout the folder
+is called shared, and gpt_duet.py makes it the package gpt_duet, which is the
+name that code, tests and docs use.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ __all__ = [
     "text_map",
 ]
 
-_ROOMS = {  # all others are in invariants
+_ROOMS = {  # the package of each name; the other names are in invariants
     "GPTConfig": "config",
     "assert_same_values": "comparison.values",
     "check_scorer": "scoring",
@@ -93,8 +93,10 @@ _ROOMS = {  # all others are in invariants
 
 
 def __getattr__(name: str) -> object:
-    """Import a name's module at the first access: checks need few modules."""
+    """Import a name's module when the name is first used."""
     if name == "__version__":
+        from importlib.metadata import version  # slow: it imports email
+
         return version("gpt-duet")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

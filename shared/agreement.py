@@ -1,4 +1,4 @@
-"""How far the scores of two styles may differ, at weights that show it."""
+"""Bound how far the scores of two styles may differ by rounding."""
 
 import copy
 from typing import Any
@@ -13,7 +13,7 @@ from .running.tolerances import STYLE_NATS, STYLE_NATS_IN_FLOAT64
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    """Return max |a - b|, computed in float64; NaN where either is NaN."""
+    """Return max |a - b|, computed in float64; NaN if either has NaN."""
     left, right = (x.detach().cpu().double() for x in (a, b))
     return (left - right).abs().max().item()
 
@@ -21,17 +21,18 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 def enlarged_random_weights(
     style: Style, config: GPTConfig, seed: int
 ) -> dict[str, Tensor]:
-    """Draw a style's fresh weights, and make all of them matter.
+    """Draw a style's fresh weights, changed so that each affects the scores.
 
-    A fresh model hides mistakes. Its biases are zero and its norms' gains
-    one, where a forgotten one does not show, and its matrices are so small
-    that every nonlinearity is nearly linear. So noise is added to vectors,
-    and matrices are made four times as large.
+    A fresh model hides mistakes. Its biases are zero and its norms' gains are
+    one, so a missing bias or gain does not show. Its matrices are so small
+    that every nonlinearity is nearly linear. Therefore vectors get noise, and
+    matrices are scaled by four.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         state = style.to_gpt2(style.build_model(config))
-        if config.tie_weights:  # a style that never ties drew two matrices
+        # drop the head's own matrix, which a style without tying returns
+        if config.tie_weights:
             state.pop("lm_head.weight", None)
             state.pop("lm_head.bias", None)
         for tensor in state.values():
@@ -47,11 +48,12 @@ def rounding_bound(
     tokens: Int[Tensor, "batch time"],
     log_probs: Float[Tensor, "batch time vocab"],
 ) -> float:
-    """Return the difference in log-probabilities that rounding explains.
+    """Return the largest difference of log_probs that rounding can cause.
 
-    In float64 it is a constant. Below, it is twice the error of the model's
-    log_probs against those of its float64 copy, once for each of two models,
-    and a constant more. The copy runs on the CPU: each one has float64.
+    In float64 the bound is a constant. In coarser dtypes, the bound is a
+    constant plus twice the error of this model's log_probs, because the other
+    model has an error too. The error is the distance from a float64 copy. This
+    copy runs on the CPU, because some devices have no float64.
     """
     if log_probs.dtype == torch.float64:
         return STYLE_NATS_IN_FLOAT64

@@ -1,6 +1,6 @@
-"""The results of a benchmark as a file keeps them: one definition, checked.
+"""Store the results of a benchmark, and read their file.
 
-msgspec reads the file and refuses what does not fit the annotations.
+msgspec reads the file, and raises an error if it does not fit the annotations.
 """
 
 import statistics
@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Meta, MsgspecError
 
 from .files import STDOUT, release_stdout, write_atomically
-from .timing import Quartiles, quartiles
+from .timing import Quartiles, quartiles, ratios
 
 VERSION = 3
-PERCENTS = (50, 90, 99)  # of the times between two tokens
+PERCENTS = (50, 90, 99)  # percentiles of the times between decoded tokens
 
 Value = str | int | float | bool
 Seconds = Annotated[float, Meta(gt=0)]
@@ -22,63 +22,65 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One thing that was measured."""
+    """A timed model, or a timed limit of the machine (copy, sum, product)."""
 
-    name: str  # what ran
-    seconds: Annotated[list[Seconds], Meta(min_length=1)]  # one number a round
-    limit: bool = False  # no model, but something the machine can do
-    flops: Count | None = None  # of one run, where they were counted
-    least_bytes: Count | None = None  # that one run moves in memory at least
+    name: str  # name of the model or limit
+    seconds: Annotated[list[Seconds], Meta(min_length=1)]  # of each round
+    limit: bool = False  # whether the row measures a limit of the machine
+    # floating-point operations of one run, if counted
+    flops: Count | None = None
+    # least bytes that one run must read and write
+    least_bytes: Count | None = None
     tokens: Count | None = None  # number of tokens of one run
     output: str = ""  # "logits" or "log-probs"
     parameters: Count | None = None  # number of parameters
-    first_seconds: Seconds | None = None  # with warming up, compiling
-    peak_bytes: Count | None = None  # most memory of one run, without weights
-    # of decoding: the time to the first token, and PERCENTS of the times
+    first_seconds: Seconds | None = None  # with warming up and compiling
+    peak_bytes: Count | None = None  # most memory of a run, without weights
+    # in decoding: the time to the first token, and PERCENTS of the times
     # between two tokens
     first_token: Seconds | None = None
     between_tokens: list[Seconds] = []
     cache_bytes: Count | None = None  # keys and values at the end of the text
-    note: str = ""  # what a reader has to know
-    failed: bool = False  # what it ran: a check or the tests
-    operations: dict[str, float] = {}  # in files of older versions
+    note: str = ""  # a note for the reader of the table
+    failed: bool = False  # whether a check or test failed in this run
+    operations: dict[str, float] = {}  # written only by older versions
 
     @property
     def quartiles(self) -> Quartiles:
-        """First quartile, median and third quartile of the seconds."""
+        """Return the first quartile, median and third quartile in seconds."""
         return quartiles(self.seconds)
 
     @property
     def median(self) -> float:
-        """Median of the seconds."""
+        """Return the median of the seconds."""
         return statistics.median(self.seconds)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens a second, by the median; None where there are none."""
+        """Return tokens per second by the median time; None if not counted."""
         return self.tokens / self.median if self.tokens else None
 
     def ratio(self, other: "Row") -> float:
-        """Return the median, over the rounds, of our time over the other's.
+        """Return the median ratio of this row's time to the other's.
 
-        Above 1 the other is faster. Both were measured in every round, so a
-        slow moment of the machine is in both and leaves the ratio alone.
+        If it is above 1, the other row is faster. Both were timed in each
+        round, so a slow moment of the machine affects both times, but not
+        their ratio.
         """
-        pairs = zip(self.seconds, other.seconds, strict=True)
-        return statistics.median(ours / theirs for ours, theirs in pairs)
+        return statistics.median(ratios(self.seconds, other.seconds))
 
 
 class Run(msgspec.Struct, forbid_unknown_fields=True):
-    """Things that were measured in turn, in the same rounds."""
+    """Models and limits of the machine, measured in the same rounds."""
 
-    what: str  # "forward", "generate" or "train-step"
+    what: str  # the measured run: "forward", "generate" or "train-step"
     setting: dict[str, Value]  # the options of the run, by name
-    rows: Annotated[list[Row], Meta(min_length=1)]  # what was measured
-    reference: str = ""  # name of the row that the others are compared to
+    rows: Annotated[list[Row], Meta(min_length=1)]  # the measurements
+    reference: str = ""  # name of the row that others are compared with
     notes: list[str] = []  # sentences for the reader
 
     def __post_init__(self) -> None:
-        """Refuse models of different rounds: no ratio could be taken."""
+        """Raise ValueError if models have different numbers of rounds."""
         rounds = {len(row.seconds) for row in self.models}
         if len(rounds) > 1:
             raise ValueError(
@@ -87,19 +89,19 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def models(self) -> list[Row]:
-        """The rows that are no limits."""
+        """Return the rows that measure models, without the limits."""
         return [row for row in self.rows if not row.limit]
 
     def row(self, name: str) -> Row | None:
-        """Return the row of that name, if there is one."""
+        """Return the row of that name, or None."""
         return next((row for row in self.rows if row.name == name), None)
 
     def rates(self, moved: int) -> tuple[float, float]:
-        """Return the operations and bytes a second that were measured at best.
+        """Return the best measured operations and bytes per second.
 
-        The bytes are those of a copy or sum of no more than the bytes moved,
-        as fewer may come from a cache nearer to the processor, and of those
-        the largest. Each is 0 where no limit was measured.
+        The bytes per second are those of the largest copies and sums of at
+        most `moved` bytes. Smaller ones may fit into a cache of the processor.
+        Each result is 0 if no limit was measured.
         """
         machine = [row for row in self.rows if row.limit]
         fit = [r for r in machine if 0 < (r.least_bytes or 0) <= moved]
@@ -108,16 +110,18 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
         moves = [
             (r.least_bytes or 0) / min(r.seconds)
             for r in fit
-            if 4 * (r.least_bytes or 0) >= most  # a copy moves bytes twice
+            if 4 * (r.least_bytes or 0) >= most  # a copy moves each byte twice
         ]
         return max(products, default=0), max(moves, default=0)
 
     def part_of_peak(self, row: Row) -> float | None:
-        """Return what part of the machine's best speed a row reaches.
+        """Return the share of the machine's best speed that a row reaches.
 
-        The least time is the longer of two: for the row's operations at the
-        best speed of the large product, and for its bytes at that of the
-        copies and sums. None where nothing was counted.
+        The share is the least possible time divided by the measured time. The
+        row's operations need some time at the best speed of the large product.
+        Its bytes need some time at the best speed of the copies and sums. The
+        least time is the longer of the two. Return None if neither operations
+        nor bytes were counted.
 
         Source: Williams et al. 2009 (Roofline).
         """
@@ -136,14 +140,14 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Results(msgspec.Struct, forbid_unknown_fields=True):
-    """All that one call measured, on one machine that facts describe."""
+    """The measurements of one command, with facts about the machine."""
 
     machine: dict[str, Value]
     runs: list[Run]
     version: int = VERSION
 
     def save(self, path: Path) -> None:
-        """Write a JSON file whole, or leave the old one; or to STDOUT."""
+        """Write a JSON file, all or nothing, or print it for STDOUT."""
         text = msgspec.json.format(msgspec.json.encode(self), indent=1)
         if path == STDOUT:
             release_stdout()
@@ -153,25 +157,25 @@ class Results(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_results(path: Path) -> Results:
-    """Read what `Results.save` wrote; ValueError for anything else."""
+    """Read a file that `Results.save` wrote; raise ValueError for others."""
     try:
         content = path.read_bytes()
         found = msgspec.json.decode(content, type=_Version).version
         if found != VERSION:
             raise ValueError(
-                f"{path} has version {found}, this reads version {VERSION}: "
-                "measure again"
+                f"{path} has version {found}, but gpt-duet reads version "
+                f"{VERSION}: measure again"
             )
         return msgspec.json.decode(content, type=Results)
     except (OSError, MsgspecError, RecursionError, UnicodeError) as error:
-        raise ValueError(f"{path} is no benchmark: {error}") from None
+        raise ValueError(f"{path} is not a benchmark: {error}") from None
 
 
 def read_first_run(path: Path) -> Run:
-    """Return the first run of a file; ValueError where it has no models."""
+    """Return the first run of a file; raise ValueError if it has no models."""
     runs = read_results(path).runs
     if not runs or not runs[0].models:
-        raise ValueError(f"{path} is no benchmark: it has no rows of times")
+        raise ValueError(f"{path} is not a benchmark: it has no rows of times")
     return runs[0]
 
 

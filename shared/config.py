@@ -1,4 +1,4 @@
-"""The sizes of a GPT, under GPT-2's names."""
+"""Set the sizes of a GPT, under GPT-2's names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from .validation import is_number, whole_number
 
 
 def _module(name: str, **settings: Any) -> Any:
-    """Build a module of torch, which --help need not wait for."""
+    """Build a module of torch. Import torch late, so that --help is fast."""
     from torch import nn
 
     return getattr(nn, name)(**settings)
@@ -31,7 +31,10 @@ def _preset(
 
 _GPT2 = {"vocab_size": 50257, "block_size": 1024, "tie_weights": True}
 _GPT1 = {"vocab_size": 40478, "block_size": 512, "tie_weights": True}
-# Sources: the GPT-2 and GPT papers; minGPT's table; the paper's base model.
+# The fields of each preset, by its name. Sources: the GPT-2 and GPT papers;
+# minGPT's table; the base model of "Attention Is All You Need".
+# tests/running/test_config.py lists the presets too; the benchmark's shapes S1
+# to S3 are in benchmarks/plan.py.
 _PRESETS = {
     "gpt2": _preset(12, 12, 768, **_GPT2),
     "gpt2-medium": _preset(24, 16, 1024, **_GPT2),
@@ -43,20 +46,20 @@ _PRESETS = {
     "gpt-nano": _preset(3, 3, 48),
     "annotated-base": _preset(6, 8, 512, n_inner=2048),
 }
-# The smallest value of each whole number.
+# The least value of each field that is a whole number.
 _LEAST = {
     "vocab_size": 1,
     "block_size": 1,
     "n_layer": 1,
     "n_head": 1,
-    "n_embd": 2,  # the paper's LayerNorm divides by n - 1
+    "n_embd": 2,  # the LayerNorm of annotated divides by n - 1
     "n_inner": 1,
 }
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes and choices that two models of one function share.
+    """The sizes and options that models must share to compute the same.
 
     Attributes:
         vocab_size: number of tokens.
@@ -64,15 +67,15 @@ class GPTConfig:
         n_layer: number of blocks.
         n_head: number of attention heads in a block.
         n_embd: width of the features, a multiple of n_head, at least 2.
-        n_inner: width inside the feed-forward networks; None: 4 * n_embd.
-        dropout: probability, from 0 up to but not including 1.
+        n_inner: width inside the feed-forward networks; None means 4 * n_embd.
+        dropout: probability of dropout, at least 0 and less than 1.
         activation: "relu", "gelu" (exact) or "gelu_tanh" (GPT-2's).
-        tie_weights: whether head and token embedding are one matrix, in the
-            styles that can tie.
-        norm_eps: eps of every norm; None: the norm class's own.
+        tie_weights: whether head and token embedding are one matrix, in
+            styles that support it.
+        norm_eps: epsilon of every norm; None is the default of its class.
 
     Raises:
-        ValueError: naming the field and the value.
+        ValueError: for an invalid field; the message has its name and value.
 
     Source: field names of the GPT-2 configuration.
     """
@@ -89,7 +92,7 @@ class GPTConfig:
     norm_eps: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no model can be built from; NumPy's numbers are fine."""
+        """Raise ValueError for invalid fields; accept NumPy's numbers."""
         for field, least in _LEAST.items():
             value = getattr(self, field)
             if field == "n_inner" and value is None:
@@ -116,28 +119,29 @@ class GPTConfig:
         if self.norm_eps is not None:
             if not is_number(self.norm_eps) or self.norm_eps < 0:
                 raise ValueError(
-                    f"norm_eps must be a number from 0, got {self.norm_eps!r}"
+                    f"norm_eps must be a number of at least 0, got "
+                    f"{self.norm_eps!r}"
                 )
             object.__setattr__(self, "norm_eps", float(self.norm_eps))
 
     @property
     def inner_size(self) -> int:
-        """Width inside the feed-forward networks."""
+        """Return the width inside the feed-forward networks."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "GPTConfig":
-        """Return a well-known configuration.
+        """Return the configuration of a well-known model.
 
         Args:
             name: one of `preset_names()`.
-            **overrides: fields to set otherwise, or that the preset leaves
-                open (vocab_size and block_size of all but gpt2* and
-                openai-gpt).
+            **overrides: fields that replace the preset's or that it does not
+                set. Only the presets gpt2* and openai-gpt set vocab_size and
+                block_size.
 
         Raises:
-            ValueError: for an unknown name, an unknown field, or a field
-                that stays open.
+            ValueError: for an unknown name, an unknown field, or a missing
+                field.
         """
         if name not in _PRESETS:
             raise ValueError(
@@ -150,7 +154,7 @@ class GPTConfig:
         missing = {"vocab_size", "block_size"} - fields.keys()
         if missing:
             raise ValueError(
-                f"preset {name!r} leaves open: {', '.join(sorted(missing))}"
+                f"preset {name!r} does not set {', '.join(sorted(missing))}"
             )
         return cls(**fields)
 
@@ -160,12 +164,12 @@ class GPTConfig:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names that GPTConfig.preset knows."""
+    """Return the names that GPTConfig.preset knows."""
     return tuple(_PRESETS)
 
 
 def preset_fields(name: str) -> dict[str, Any]:
-    """The fields that a preset fixes."""
+    """Return the fields that a preset sets."""
     return dict(_PRESETS[name])
 
 
@@ -173,7 +177,7 @@ def activation_name(activation: Callable[..., Any] | str) -> str:
     """Return the name of an activation given by name, function or module.
 
     Raises:
-        ValueError: for one that GPTConfig has no name for.
+        ValueError: for an activation that GPTConfig has no name for.
     """
     import torch.nn.functional as F
     from torch import nn

@@ -1,4 +1,4 @@
-"""Messages of the commands to their user: facts, errors, exit status."""
+"""Print messages of commands, report errors, and set the exit status."""
 
 import re
 import sys
@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
+CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # all but \t and \n
 
-debug = False  # whether tracebacks are shown whole
+debug = False  # whether to show whole tracebacks
 
 
 class MistakeAt(ValueError):
-    """A user's mistake, and the lines of theirs that it is about.
+    """Raised for a user's mistake, with the lines of the user's code.
 
     Attributes:
-        places: each has a file and a line.
+        places: the lines, each with a file and a line number.
     """
 
     def __init__(
@@ -32,34 +32,34 @@ class MistakeAt(ValueError):
 
 
 def set_debug(value: bool) -> bool:
-    """Show tracebacks whole from now on, or no longer."""
+    """Set whether to show whole tracebacks, and return the value."""
     global debug
     debug = value
     return value
 
 
 def printable(text: str) -> str:
-    """Return a text whose control characters are spelled out.
+    """Return a text in which control characters are escaped.
 
-    A name may hold codes that move a terminal's cursor or colour it.
+    Otherwise they could move the cursor of a terminal or colour the text.
     """
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def warn(message: str) -> None:
-    """Print one line on stderr in the command's name."""
+    """Print a warning on stderr, as one line that begins with "gpt-duet:"."""
     line = printable(" ".join(message.split()))
     print(f"gpt-duet: {line}", file=sys.stderr)
 
 
 def fail(message: str, status: int = 2) -> Never:
-    """Print one line on stderr and end the command."""
+    """Print one line on stderr, and end the command with this exit status."""
     warn(message)
     sys.exit(status)
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; a user's mistake ends in one line and status 2."""
+    """Run a command; report a user's mistake in one line, with status 2."""
     try:
         with stopped_by_ctrl_c(), own_warnings():
             command()
@@ -68,7 +68,7 @@ def run(command: Callable[[], object]) -> None:
             raise
         fail(str(error) or type(error).__name__)
     except RuntimeError as error:
-        out = type(error).__name__ == "OutOfMemoryError"  # torch's
+        out = type(error).__name__ == "OutOfMemoryError"  # torch's class
         if debug or (not out and "can't allocate memory" not in str(error)):
             raise
         fail(f"not enough memory: {error}")
@@ -76,10 +76,10 @@ def run(command: Callable[[], object]) -> None:
 
 @contextmanager
 def stopped_by_ctrl_c() -> Iterator[None]:
-    """End in one word and status 130 at Ctrl-C inside.
+    """Print "stopped" on Ctrl-C in the body, and exit with status 130.
 
-    A function of typer's needs it as a decorator: typer itself ends with
-    that status and without a word.
+    Use it as a decorator for functions of typer, because typer itself exits
+    with this status without a message.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def stopped_by_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def own_warnings() -> Iterator[None]:
-    """Print the kit's own warnings in one line inside."""
+    """Print the kit's own warnings in one line each, during the body."""
     show = warnings.showwarning
 
     def showwarning(
@@ -106,9 +106,9 @@ def own_warnings() -> Iterator[None]:
 
 
 def show_facts(console: Console, facts: Mapping[str, str]) -> None:
-    """Print a fact a line, each after its name.
+    """Print each fact on a line, after its name.
 
-    A narrow terminal has further lines, a file has not.
+    A long fact wraps in a terminal, but not in a file.
     """
     width = max(map(len, facts)) + 2
     for name, fact in facts.items():
@@ -123,7 +123,7 @@ def show_facts(console: Console, facts: Mapping[str, str]) -> None:
 
 
 def given_options(context: Any) -> dict[str, Any]:
-    """Return what the user gave to a command, by option ("--seed")."""
+    """Return the values that the user gave, by option ("--seed")."""
     found = {}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Write files and folders completely or not at all."""
 
 import json
 import os
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 STDOUT = Path("-")
-_reserved = ExitStack()  # puts the standard output back where it was
+_reserved = ExitStack()  # its close restores the standard output
 
 
 def reserve_stdout() -> None:
-    """Send all that is printed from now on to stderr, until write_json.
+    """Send all output to stderr until `release_stdout` is called.
 
-    That holds for other processes and libraries below Python as well.
+    This also affects child processes and libraries in C.
     """
     stream = sys.stdout
     _reserved.enter_context(redirect_stdout(sys.stderr))
-    with suppress(OSError, ValueError):  # a stream of Python's own
+    with suppress(OSError, ValueError):  # the stream may lack a file number
         number, stderr = stream.fileno(), sys.stderr.fileno()
         stream.flush()
         before = os.dup(number)
@@ -30,22 +30,22 @@ def reserve_stdout() -> None:
 
 
 def release_stdout() -> None:
-    """Put the standard output back where it was."""
+    """Restore the standard output."""
     _reserved.close()
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Write a text in UTF-8 next to the file, then put it in its place.
+    """Write a UTF-8 text to a temporary file, then move it to the path.
 
     Raises:
-        ValueError: where it cannot be written; the old one is then as it was.
+        ValueError: if the file cannot be written; the old file then stays.
     """
     with replace_file(path) as beside:
         beside.write_text(content, encoding="utf-8", newline="\n")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file, or to STDOUT; NaN becomes null."""
+    """Write a JSON file, or print it if STDOUT is given; NaN becomes null."""
     text = json.dumps(content)
     finite = json.loads(text, parse_constant=lambda name: None)
     text = json.dumps(finite, indent=2)
@@ -58,12 +58,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the file's place once written.
+    """Yield a temporary path to write to, then move it to the given path.
 
     Raises:
-        ValueError: where it cannot be written; the old one is then as it was.
+        ValueError: if the file cannot be written; the old file then stays.
     """
-    path = Path(os.path.realpath(path))  # a link stays, its file changes
+    path = Path(os.path.realpath(path))  # for a link, the file that it names
     beside = _beside(path)
     try:
         yield beside
@@ -75,15 +75,16 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 def require_new_folder(path: Path) -> None:
-    """Refuse a folder that cannot be made, before any work is done.
+    """Raise ValueError, before any work, if a folder cannot be created.
 
-    Something may be in the way, or the folder above may be missing or closed.
+    The folder must be missing or empty, and its parent must exist and be
+    writable.
     """
     if path.is_dir():
         if any(path.iterdir()):
             raise ValueError(f"the folder {path} exists and is not empty")
     elif path.exists() or path.is_symlink():
-        raise ValueError(f"{path} exists and is no folder")
+        raise ValueError(f"{path} exists and is not a folder")
     parent = path.absolute().parent
     if not parent.is_dir():
         raise ValueError(f"there is no folder {parent}")
@@ -93,13 +94,13 @@ def require_new_folder(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give a folder to fill, which gets its name once all is written.
+    """Yield a temporary folder to fill; afterwards, rename it to the path.
 
-    An empty folder of that name may be there already.
+    If an empty folder with that name exists, it is replaced.
 
     Raises:
-        ValueError: as `require_new_folder`, and for a full disk, or a name
-            that cannot be given.
+        ValueError: as in `require_new_folder`, and for a full disk or an
+            invalid name.
     """
     require_new_folder(path)
     beside = _beside(path)
@@ -107,7 +108,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         beside.mkdir()
         yield beside
         if path.is_dir():
-            path.rmdir()  # Windows puts no folder instead of another
+            path.rmdir()  # Windows cannot replace even an empty folder
         os.replace(beside, path)
     except _not_written() as error:
         raise ValueError(
@@ -118,8 +119,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _not_written() -> tuple[type[Exception], ...]:
-    """Return what a file that cannot be written raises."""
-    from safetensors import SafetensorError  # late: most commands have none
+    """Return the exceptions that are raised if a file cannot be written."""
+    from safetensors import SafetensorError  # slow to import, so only here
 
     return OSError, SafetensorError
 

@@ -1,7 +1,7 @@
-"""Imports of a user's files: from their folders, and gone afterwards.
+"""Import a user's files, and isolate each file from the others.
 
-Each is imported alone: the modules that one brings from its folder are gone
-before the next one, so that two folders may both have an attention.py.
+Modules from a file's folder are removed before the next file is imported, so
+that two folders may both have an attention.py.
 """
 
 import importlib
@@ -19,31 +19,38 @@ from . import console
 from .names import STYLES
 from .validation import did_you_mean, is_installed
 
-LONGEST = 20  # lines of a user's traceback
+LONGEST = 20  # most lines of a user's traceback to print
 OURS = Path(__file__).resolve().parent
 OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 
 
-imported_files: set[str] = set()  # of modules that an Alone put away
+# files of imported modules that were removed from sys.modules
+imported_files: set[str] = set()
 
 
 class NotInstalled(ValueError):
-    """There is no such module, here or among the installed packages."""
+    """Raised for a module that is neither in a user's folder nor installed."""
 
 
 class Alone:
-    """A place to import from that leaves no module behind."""
+    """Imports modules from folders, and removes these modules afterwards.
+
+    Import inside of `entered`. A module counts as the user's if `_has` says
+    so. Modules of the kit and of installed packages stay imported.
+    """
 
     def __init__(self, *folders: Path):
-        self._folders = folders  # searched first inside `entered`
-        self._modules: dict[str, Any] = {}  # not all are modules
+        # folders that are searched first inside `entered`
+        self._folders = folders
+        # the removed modules by name; any object can stand in sys.modules
+        self._modules: dict[str, Any] = {}
         self._depth = 0
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Import from the folders first; afterwards what came is put away.
+        """Import from the folders first; remove their modules afterwards.
 
-        Entered again, the same modules are there again.
+        If it is entered again later, it restores the same modules.
         """
         if self._depth:
             yield
@@ -68,7 +75,7 @@ class Alone:
             sys.modules.update(hidden)
 
     def _has(self, module: Any) -> bool:
-        """Whether a module lies in the folders, and is the user's."""
+        """Return whether a module is the user's and lies in the folders."""
         ours = [OURS.parent / name for name in OUR_PACKAGES]
         return any(
             any(_lies_in(path, folder) for folder in self._folders)
@@ -78,7 +85,7 @@ class Alone:
         )
 
     def _hides(self, name: str, module: Any) -> bool:
-        """Whether a folder has a package of its own that is called as ours."""
+        """Return whether this module of the kit hides a user's module."""
         top = name.partition(".")[0]
         return top in OUR_PACKAGES and any(
             (folder / top / "__init__.py").is_file()
@@ -92,7 +99,7 @@ def import_module(name: str) -> ModuleType:
     """Import a module by its dotted name.
 
     Raises:
-        ValueError: where it is not there, or raises.
+        ValueError: if the module does not exist, or raises an exception.
     """
     try:
         return importlib.import_module(name)
@@ -105,7 +112,7 @@ def import_module(name: str) -> ModuleType:
         if "." not in missing and Path("src", missing).is_dir():
             raise ValueError(
                 f"no module {name!r}: {missing!r} is under src/: install "
-                f"your package (pip install -e .), or name its file, as "
+                f"your package (pip install -e .), or give its file, as "
                 f"src/{name.replace('.', '/')}.py:build"
             ) from None
         here = [path.stem for path in Path.cwd().iterdir()]
@@ -119,7 +126,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _inside(name: str) -> list[str]:
-    """Return the modules, and what else is callable, of a name's package."""
+    """Return the modules and public callables in the package of a name."""
     parent = name.rpartition(".")[0]
     package = sys.modules.get(parent)
     modules = pkgutil.iter_modules(getattr(package, "__path__", []))
@@ -132,10 +139,10 @@ def _inside(name: str) -> list[str]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a file as a module; inside a package, as that package's."""
+    """Run a file as a module, inside its package if it has one."""
     path = path.resolve()
     packages = _packages(path)
-    # a module's name has no dots: model.v2.py is model_v2
+    # the module's name: model_v2 for model.v2.py, because a dot ends a name
     name = ".".join((*packages, path.stem.replace(".", "_")))
     if packages and "." not in path.stem:
         return import_module(name)
@@ -154,7 +161,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _packages(path: Path) -> list[str]:
-    """Return the packages that a file lies in, from the outermost."""
+    """Return the packages that contain a file, the outermost first."""
     names: list[str] = []
     folder = path.parent
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
@@ -164,14 +171,18 @@ def _packages(path: Path) -> list[str]:
 
 
 def roots(path: Path) -> tuple[Path, ...]:
-    """Return where a file's imports start: its package's folder, its own."""
+    """Return the folders in which a file's imports are searched.
+
+    They are the folder that contains its outermost package, and the file's own
+    folder.
+    """
     path = path.resolve()
     return path.parents[len(_packages(path))], path.parent
 
 
 @contextmanager
 def first_on_path(*folders: Path) -> Iterator[None]:
-    """Put folders in front of sys.path inside."""
+    """Put folders first on sys.path during the body."""
     added = [str(folder) for folder in folders]
     sys.path[:0] = added
     importlib.invalidate_caches()
@@ -185,10 +196,10 @@ def first_on_path(*folders: Path) -> Iterator[None]:
 
 @contextmanager
 def theirs_shown() -> Iterator[None]:
-    """Run models from here inside; print an exception of their code.
+    """Import models from the current folder; print exceptions of their code.
 
     Raises:
-        ValueError: the kit's own, without its cause, which is printed, and
+        ValueError: for an error of the user's code, which is printed first, or
             for a model that ends the program.
     """
     try:
@@ -207,10 +218,10 @@ def theirs_shown() -> Iterator[None]:
 
 
 def held_by(module: Any, name: str) -> Any:
-    """Return an attribute that a module holds already, or None.
+    """Return an attribute that a module already has, or None.
 
-    A module may import another one to answer for what it does not hold, and
-    that one may be missing.
+    `getattr` is not used, because it can make a package import another module,
+    which may be missing.
     """
     return getattr(module, "__dict__", {}).get(name)
 
@@ -230,7 +241,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _theirs(name: str, error: BaseException) -> ValueError:
-    """Print an exception of the user's code, and return ours about it."""
+    """Print an exception of the user's code, and return the kit's error."""
     places = _places_in(error)
     show_theirs(error)
     text = " ".join(str(error).split())
@@ -241,7 +252,7 @@ def _theirs(name: str, error: BaseException) -> ValueError:
 
 
 def _places_in(error: BaseException) -> list[dict[str, Any]]:
-    from .running.errors import places_in  # late: it brings torch
+    from .running.errors import places_in  # it imports torch
 
     if isinstance(error, console.MistakeAt):
         return error.places
@@ -249,11 +260,11 @@ def _places_in(error: BaseException) -> list[dict[str, Any]]:
 
 
 def show_theirs(error: BaseException) -> None:
-    """Print the user's own part of a traceback, its end if it is long.
+    """Print the user's part of a traceback, or its end if it is long.
 
-    With --debug all of it is printed.
+    With --debug, print the whole traceback.
     """
-    from .running.errors import with_their_frames  # late: it brings torch
+    from .running.errors import with_their_frames  # it imports torch
 
     if not console.debug:
         error = with_their_frames(error) or error.with_traceback(None)

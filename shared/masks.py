@@ -1,7 +1,8 @@
-"""Boolean masks: True where a position (row) may see another (column).
+"""Make boolean masks: True if the row's position may see the column's.
 
-annotated attends with `subsequent_mask`; mingpt_style's kernel gets
-`is_causal` instead, and has a mask only where it decodes with a cache.
+The attention of annotated uses `subsequent_mask`. mingpt_style calls PyTorch's
+fused attention with `is_causal` instead, and passes a mask only to decode with
+a cache.
 """
 
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor
 def subsequent_mask(
     size: int, device: torch.device | str | None = None
 ) -> Bool[Tensor, "1 size size"]:
-    """Hide what comes after: each position sees itself and the past.
+    """Return a mask in which each position sees itself and the past.
 
     Args:
         size: number of positions.
-        device: where the mask is made.
+        device: device of the mask.
 
     Source: The Annotated Transformer, "Decoder".
     """
@@ -26,13 +27,13 @@ def subsequent_mask(
 def causal_mask(
     max_len: int, device: torch.device | str | None = None
 ) -> Bool[Tensor, "1 1 max_len max_len"]:
-    """The same for a batch of heads: one mask, broadcast over both.
+    """Return a causal mask with axes for batch and heads.
 
     Args:
-        max_len: longest sequence the mask can be sliced to.
-        device: where the mask is made.
+        max_len: length of the longest sequence for which the mask is used.
+        device: device of the mask.
 
-    Source: minGPT's buffer, without the buffer.
+    Source: minGPT, which keeps this mask in a buffer.
     """
     return subsequent_mask(max_len, device).unsqueeze(0)
 
@@ -40,10 +41,10 @@ def causal_mask(
 def slice_mask(
     mask: Bool[Tensor, "1 1 max_len max_len"], size: int
 ) -> Bool[Tensor, "1 1 size size"]:
-    """Cut a mask for a maximum length down to a shorter sequence.
+    """Cut a mask to the length of a sequence.
 
     Raises:
-        ValueError: where the sequence is longer than the mask.
+        ValueError: if the sequence is longer than the mask.
     """
     if not 0 <= size <= mask.size(-1):
         raise ValueError(
@@ -55,32 +56,33 @@ def slice_mask(
 def padding_mask(
     tokens: Int[Tensor, "batch time"], pad: int
 ) -> Bool[Tensor, "batch 1 time"]:
-    """Hide the padding from every position.
+    """Return a mask that hides padding from every position.
 
     Args:
         tokens: ids, padded with `pad` to equal length.
-        pad: the id that is not a token.
+        pad: the id that stands for padding.
     """
     return (tokens != pad).unsqueeze(-2)
 
 
 def combine_masks(*masks: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
-    """Show what every one of the masks shows.
+    """Return a mask that shows only the positions that all masks show.
 
     Args:
-        *masks: one or more masks that broadcast against each other.
+        *masks: one or more masks that broadcast with each other.
 
     Raises:
-        ValueError: for no mask; for masks that are not boolean, or differ
-            in their number of axes; and where a row is left with nothing to
-            see: its attention would be 0 / 0. Padding on the left does this
-            under a causal mask; pad on the right.
+        ValueError: if there is no mask, if masks are not boolean or differ in
+            their number of axes, or if a position sees no position. The
+            attention of such a position would be 0 / 0. Padding on the left
+            has this effect under a causal mask; pad on the right instead.
     """
     if not masks:
-        raise ValueError("combining needs at least one mask, got 0")
+        raise ValueError("combining requires at least one mask, got 0")
     for mask in masks:
         if mask.dtype != torch.bool or mask.dim() != masks[0].dim():
-            # the batch of one would meet the heads of the other
+            # with different numbers of axes, one mask's rows would broadcast
+            # over the other's heads
             raise ValueError(
                 f"masks must be bool and of {masks[0].dim()} axes like the "
                 f"first, got {mask.dtype} of shape {tuple(mask.shape)}"
@@ -97,7 +99,7 @@ def combine_masks(*masks: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
     if len(blind) > 0:
         *row, position = blind[0].tolist()
         raise ValueError(
-            f"position {position} of row {row[0] if row else 0} has nothing "
-            f"to see ({len(blind)} such positions)"
+            f"position {position} of row {row[0] if row else 0} sees no "
+            f"position ({len(blind)} such positions)"
         )
     return combined

@@ -1,7 +1,7 @@
-"""Names of the styles' packages: annotated is gpt_duet.annotated.
+"""Translate between a style's short name and the name of its package.
 
-The styles lie inside the kit, in an install as in a checkout, so that a
-user's package of the same name does not hide them.
+"annotated" means the package gpt_duet.annotated. The styles are inside the kit
+so that a user's package of the same name does not hide them.
 """
 
 from importlib.util import find_spec
@@ -13,20 +13,20 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def package_of(style: str) -> str:
-    """Return the dotted name of a style's package, from the user's name."""
+    """Return the dotted name of the package that a style's name means."""
     return f"{KIT}.{style}" if style in STYLES else style
 
 
 def short_name(package: str) -> str:
-    """Return a package's name as users write it: `package_of` undone."""
+    """Return a package's name as users write it (reverses package_of)."""
     return package.removeprefix(f"{KIT}.")
 
 
 def full_name(module: str) -> str:
-    """Return the dotted name by which to import a module the user named.
+    """Return the dotted name by which to import a module that a user names.
 
-    A module of a style is the kit's, unless the user has a package of that
-    name.
+    A style's name means the kit's style, unless the user has a package of the
+    same name.
     """
     top = module.partition(".")[0]
     if top not in STYLES:

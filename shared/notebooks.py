@@ -1,4 +1,4 @@
-"""Output for a person: results as HTML, notebook cells, a progress line."""
+"""Write output in notebooks and terminals: HTML, names of cells, progress."""
 
 import html
 import sys
@@ -9,14 +9,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-PATIENCE = 1.0  # seconds of work before its line appears
+PATIENCE = 1.0  # seconds of work before the progress line appears
 PRE = "white-space: pre-wrap; line-height: 1.35"
 
 
 def cell_of(file: str) -> str:
-    """Return IPython's name of the cell that a file stands for, or "".
+    """Return IPython's name of a cell, such as "In[2]"; "" for other files.
 
-    A cell runs as a temporary file whose name says nothing: "In[2]".
+    A cell runs as a temporary file, whose name means nothing to the user.
     """
     compiler = getattr(_shell(), "compile", None)
     name = getattr(compiler, "format_code_name", lambda file: None)(file)
@@ -24,12 +24,12 @@ def cell_of(file: str) -> str:
 
 
 def as_html(text: str) -> str:
-    """Return a text as HTML, wrapped where the page ends."""
+    """Return a text as HTML that wraps at the width of the page."""
     return f'<pre style="{PRE}">{html.escape(text)}</pre>'
 
 
 class _Line(tqdm):
-    """A line that is hidden while it has a delay."""
+    """A progress line that is hidden until `appear`."""
 
     def display(self, *message: Any, **place: Any) -> None:
         if not self.delay:
@@ -44,11 +44,11 @@ class _Line(tqdm):
 def progress(
     total: int | None = None, wanted: bool = True
 ) -> "Iterator[tqdm[Any]]":
-    """Yield a line on the step that runs; it goes at the end.
+    """Yield a progress line, which is removed at the end.
 
-    A terminal or a notebook shows it after PATIENCE seconds, if it is wanted;
-    a pipe never does. Its words are those of `set_description_str`; before
-    them stands how many steps of the total are done.
+    A terminal or a notebook shows the line after PATIENCE seconds, if it is
+    wanted; a pipe never shows it. `set_description_str` sets its words. If
+    there is a total, the line also shows the number of finished steps.
     """
     notebook = getattr(_shell(), "kernel", None) is not None
     stream = sys.stdout if notebook else sys.stderr
@@ -65,10 +65,10 @@ def progress(
             yield line
         finally:
             timer.cancel()
-            timer.join()  # else it might draw after the end
+            timer.join()  # the timer might draw after the line's end
 
 
 def _shell() -> Any:
-    """Return IPython's shell, None where none runs."""
+    """Return IPython's shell, or None."""
     find = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     return find()

@@ -1,4 +1,4 @@
-"""Work in a process of its own, which can be stopped."""
+"""Run work in a separate process, which can be stopped."""
 
 import math
 import multiprocessing
@@ -12,13 +12,13 @@ from typing import Any
 
 from . import console
 
-GRACE = 5.0  # seconds between the word to stop and the end of the process
+GRACE = 5.0  # seconds from the request to stop until the process is killed
 
 Tell = Callable[[Any], None]
 
 
 def several() -> bool:
-    """Whether this process is one of several that torchrun started."""
+    """Return whether this process is one of several that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -29,27 +29,45 @@ def run_alone(
     module: str,
     seconds: float = math.inf,
 ) -> Any:
-    """Return what work returns in a new process.
+    """Run work in a new process, and return its result.
 
-    So nothing that it sets for the whole process, and no memory that it
-    takes, reaches what runs later. Where its time is over, and at Ctrl-C,
-    KeyboardInterrupt is raised in it, and what it then returns counts. It is
-    killed GRACE seconds after its time, and at a second Ctrl-C.
+    Later work is affected neither by settings that the work changes nor by
+    memory that it uses. When the time is over, or on Ctrl-C, KeyboardInterrupt
+    is raised in the new process, which may still return a result. The process
+    is killed GRACE seconds later, or on a second Ctrl-C.
 
     Args:
-        work: called there with a function whose argument `tell` gets here.
-            It, what it tells and what it returns are plain data.
-        tell: called here with what work tells.
-        name: of the work, for a message.
-        module: what the new process has imported from its start.
-        seconds: after which it is stopped.
+        work: runs in the new process. It gets a function, which passes its
+            argument on to `tell`. The work, these arguments and the result
+            must be plain data.
+        tell: called in this process with what the work passes on.
+        name: name of the work, for messages.
+        module: a module that the new process imports at its start.
+        seconds: time after which the work is stopped.
 
     Raises:
-        ValueError: that of the work, also for its OSError and MemoryError,
-            and where the process ends early.
-        TimeoutError: where it was stopped by the clock, and returned nothing.
+        ValueError: if the work raises ValueError, OSError or MemoryError, or
+            if its process ends early.
+        TimeoutError: if the time is over and the work returned no result.
     """
-    # forked from a process that has imported the module, and nothing else
+    process, pipe = _start(work, name, module)
+    try:
+        answer = _answer_of(process, pipe, tell, seconds)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join()
+    if isinstance(answer, ValueError):
+        raise answer
+    return answer
+
+
+def _start(
+    work: Callable[[Tell], Any], name: str, module: str
+) -> tuple[Any, Connection]:
+    """Start a process; return it, and the pipe for its messages."""
+    # forkserver: fork from a process that has imported only `module`
     kind = "forkserver" if hasattr(os, "fork") else "spawn"
     context: Any = multiprocessing.get_context(kind)
     context.set_forkserver_preload([module])
@@ -57,51 +75,53 @@ def run_alone(
     process = context.Process(
         target=_work, args=(work, theirs, console.debug), name=name
     )
-    # Ctrl-C reaches all processes of a terminal: the new one ignores it, and
-    # stops when this one says so
+    # Ctrl-C reaches all processes of a terminal: the new process ignores it,
+    # and stops only when this process requests it
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
     finally:
         signal.signal(signal.SIGINT, before)
     theirs.close()
-    answer: Any = None
+    return process, ours
+
+
+def _answer_of(
+    process: Any, pipe: Connection, tell: Tell, seconds: float
+) -> Any:
+    """Pass on a process's messages, and return its result.
+
+    The process is asked to stop when time is over or on Ctrl-C.
+    """
+    name, end = process.name, time.monotonic() + seconds
     stopped: BaseException | None = None
-    ended, end = False, time.monotonic() + seconds
-    try:
-        while not ended:
-            try:
-                if (left := end - time.monotonic()) <= 0:
-                    raise TimeoutError(f"{name} took {seconds:.0f} s")
-                if ours.poll(min(left, 60.0)):
-                    answer, ended = ours.recv()
-                    if not ended:
-                        tell(answer)
-            except (KeyboardInterrupt, TimeoutError) as error:
-                if stopped:
-                    raise stopped from None  # and it is killed
-                process.terminate()
-                stopped, end = error, end + GRACE
-            except EOFError:
-                process.join()
-                if stopped:
-                    raise stopped from None
-                killed = " (too little memory?)" * (process.exitcode == -9)
-                raise ValueError(
-                    f"{name} ends its process with status "
-                    f"{process.exitcode}{killed}, before a report"
-                ) from None
-    finally:
-        if not ended:
-            process.kill()
-        process.join()
-    if isinstance(answer, ValueError):
-        raise answer
-    return answer
+    while True:
+        try:
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError(f"{name} took {seconds:.0f} s")
+            if pipe.poll(min(left, 60.0)):
+                answer, ended = pipe.recv()
+                if ended:
+                    return answer
+                tell(answer)
+        except (KeyboardInterrupt, TimeoutError) as error:
+            if stopped:
+                raise stopped from None  # then the caller kills the process
+            process.terminate()
+            stopped, end = error, end + GRACE
+        except EOFError:
+            process.join()
+            if stopped:
+                raise stopped from None
+            killed = " (too little memory?)" * (process.exitcode == -9)
+            raise ValueError(
+                f"{name} ended its process with status "
+                f"{process.exitcode}{killed}, before a report"
+            ) from None
 
 
 def _work(work: Callable[[Tell], Any], pipe: Connection, debug: bool) -> None:
-    """Do the work, and send what it tells and returns."""
+    """Do the work in this new process; send its messages and its result."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     Thread(target=_end_with_parent, daemon=True).start()
     console.set_debug(debug)

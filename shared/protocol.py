@@ -1,4 +1,4 @@
-"""The contracts: what a language model and a style must offer."""
+"""Define the protocols that a language model and a style must implement."""
 
 import importlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class LanguageModel(Protocol):
     """A decoder that predicts the next token at every position.
 
     Attributes:
-        config: sizes and what weights do not show.
+        config: sizes, and facts that the shapes of weights do not show.
         vocab_size: number of tokens.
         block_size: longest sequence, in tokens.
     """
@@ -27,16 +27,16 @@ class LanguageModel(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
 
     @property
     def block_size(self) -> int:
-        """Longest sequence, in tokens."""
+        """Return the longest sequence, in tokens."""
 
     def log_probs(
         self, tokens: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return normalised log-probabilities of each next token.
+        """Return the normalised log-probabilities of all next tokens.
 
         Raises:
             ValueError: for more than block_size tokens.
@@ -47,16 +47,17 @@ class LanguageModel(Protocol):
 class CacheReader(Protocol):
     """Reads a text in pieces with a key-value cache, each token once.
 
-    It may have `next_log_probs(tokens, cache)`, decode's last position alone.
+    A CacheReader may also have `next_log_probs(tokens, cache)`. It works as
+    `decode`, but returns only the last position's log-probabilities.
     """
 
     def init_cache(self, batch: int) -> Any:
-        """Return an empty cache for so many rows."""
+        """Return an empty cache for `batch` rows."""
 
     def decode(
         self, tokens: Int[Tensor, "batch time"], cache: Any
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return log_probs of tokens that go on where the cache ends.
+        """Return log_probs for tokens that continue the text in the cache.
 
         The tokens are added to the cache.
 
@@ -67,14 +68,14 @@ class CacheReader(Protocol):
 
 @runtime_checkable
 class CachedLanguageModel(LanguageModel, CacheReader, Protocol):
-    """A decoder that is its own CacheReader.
+    """A decoder that is also a CacheReader.
 
-    Another decoder may return one: `with_cache()`.
+    Other decoders may have a method `with_cache()` that returns a CacheReader.
     """
 
 
 def cache_reader(model: object) -> CacheReader | None:
-    """Return what decodes with a model's cache; None for one without."""
+    """Return the CacheReader of a model, or None."""
     if isinstance(model, CachedLanguageModel):
         return model
     make = getattr(model, "with_cache", None)
@@ -83,18 +84,18 @@ def cache_reader(model: object) -> CacheReader | None:
 
 @runtime_checkable
 class Style(Protocol):
-    """A style: an importable package that writes the decoder in its own way.
+    """A style: an importable package that implements the decoder.
 
     Attributes:
-        COMPONENTS: for each concept the classes, functions or methods that
-            implement it, in reading order.
-        STAGES: for each stage the dotted path of the submodule whose output
-            it is, {i} standing for the layer.
+        COMPONENTS: for each concept (such as attention), the classes,
+            functions or methods that implement it, in reading order.
+        STAGES: for each stage of the computation, the dotted path of the
+            submodule that computes it. {i} stands for the layer's number.
 
-    A style may also have ORIGINAL_PARTS: arguments of from_gpt2 that keep a
-    part as the style's source wrote it, though it agrees with others only
-    roughly; ORIGINAL_PARTS_NOTES says how it differs. Texts for the page
-    are optional: see comparison/page/glossaries.
+    A style may also have ORIGINAL_PARTS: arguments with which from_gpt2 keeps
+    parts as in the style's paper or code. Such parts may agree only roughly
+    with other styles. ORIGINAL_PARTS_NOTES says how the part differs. Texts
+    for the comparison page are optional: see comparison/page/glossaries.
     """
 
     __name__: str
@@ -102,7 +103,7 @@ class Style(Protocol):
     STAGES: dict[str, str]
 
     def build_model(self, config: GPTConfig) -> nn.Module:
-        """Build a fresh model."""
+        """Build a fresh model for a config."""
 
     def from_gpt2(
         self, state: Mapping[str, Tensor], config: GPTConfig
@@ -117,29 +118,29 @@ STYLE_NAMES = ("build_model", "from_gpt2", "to_gpt2", "COMPONENTS", "STAGES")
 
 
 def load_style(name: str) -> Style:
-    """Import a style by the name of its package; ValueError for none."""
+    """Import a style by the name of its package, or raise ValueError."""
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"no style {name!r}: that is no package's name")
+        raise ValueError(f"no style {name!r}: not the name of a package")
     try:
         module = importlib.import_module(package_of(name))
     except ModuleNotFoundError as error:
-        # An import that fails inside the package is the package's own fault.
+        # raise the error itself if it comes from an import in the package
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         near = did_you_mean(name, STYLES)
         raise ValueError(f"no style {name!r}{near or f': {error}'}") from None
     if missing := _missing(module):
         raise ValueError(
-            f"{name!r} is no style: it has no {', '.join(missing)}"
+            f"{name!r} is not a style: it has no {', '.join(missing)}"
         )
     return cast(Style, module)
 
 
 def style_of(model: nn.Module) -> Style:
-    """Find the style that a model belongs to, by where its class lives.
+    """Find the style of a model from the module of its class.
 
     Raises:
-        ValueError: where no package above the class is a style.
+        ValueError: if no package that contains the class is a style.
     """
     for cls in type(model).__mro__:
         name = cls.__module__

@@ -1,10 +1,12 @@
-"""pytest --gpt-duet TARGET: the checks of a model, without a test file.
+"""pytest --gpt-duet TARGET: run the checks of a model without a test file.
 
-Each check is an item. Without a target, those of [tool.gpt-duet] in
-pyproject.toml run. Nothing but pytest is imported until the option is given.
+Each check is an item of pytest. Without a target, the targets of
+[tool.gpt-duet] in pyproject.toml are checked. Without the option, this module
+imports only pytest.
 """
 
 import traceback
+from contextlib import chdir
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +20,19 @@ OPTION = "--gpt-duet"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the option --gpt-duet."""
     parser.getgroup("gpt-duet").addoption(
         OPTION,
         action="append",
         nargs="?",
         const="",
         metavar="TARGET",
-        help="check a language model: my_pkg.model:build; without a target "
-        "those of [tool.gpt-duet] in pyproject.toml",
+        help="check a language model: my_pkg.model:build; without a target, "
+        "check those of [tool.gpt-duet] in pyproject.toml",
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k leaves some out
+@pytest.hookimpl(tryfirst=True)  # runs before -k deselects items
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -63,14 +65,19 @@ def pytest_collection_modifyitems(
 
 
 class CheckItem(pytest.Item):
-    """One check of a model, or all of a scorer."""
+    """One check of a model, or all checks of a scorer."""
 
     def __init__(self, job: "Job", **given: Any):
         super().__init__(**given)
         self.job = job
 
     def runtest(self) -> None:
-        """Run the check; a skip is pytest's own."""
+        """Run the check; a skipped check skips the item."""
+        __tracebackhide__ = True
+        with chdir(self.job.folder):
+            self._check()
+
+    def _check(self) -> None:
         __tracebackhide__ = True
         from .cli.checking import check_here
         from .invariants.parametrize import BoundCheck
@@ -80,12 +87,14 @@ class CheckItem(pytest.Item):
             return
         name = self.name.rpartition("::")[2]
         check: BoundCheck = BoundCheck(name, lambda _: _run(self.job))
-        check(_run)  # which stands for the model
+        # a check is called with a model; here any object will do, because the
+        # lambda ignores it
+        check(_run)
 
     def repr_failure(
         self, excinfo: pytest.ExceptionInfo, style: Any = None
     ) -> Any:
-        """Return the message, and where the user's own code raised."""
+        """Return the message, and the traceback of the user's code."""
         error = excinfo.value
         if not isinstance(error, AssertionError | ValueError):
             return super().repr_failure(excinfo, style)
@@ -95,11 +104,12 @@ class CheckItem(pytest.Item):
         return "\n".join(lines)
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """Return where the item is, as pytest prints it."""
+        """Return the location that pytest prints for the item."""
         return self.nodeid.partition("::")[0], None, self.nodeid
 
 
-@lru_cache(maxsize=1)  # the checks of a target share it
+# kept for the next item: the checks of one target share a Run
+@lru_cache(maxsize=1)
 def _run(job: "Job") -> "Run":
     from .cli.checking import load, settings_of
     from .invariants.runner import Run

@@ -1,15 +1,15 @@
-"""Each setting of a check, declared once.
+"""Declare each setting of the checks, in one place for all who read it.
 
 The command (cli/check.py), pyproject.toml (cli/job.py), `Target`,
 `check_model` and `meet` read these classes. To add a setting, add a field
-here, and use it where it has a meaning. Its annotation is the type in Python,
-and a Shell: the default, and the option of the command.
+here, and use it where it is needed. The field's annotation has the type in
+Python, and a Shell with the default and the option of the command.
 
-    Settings       of a model: `meet` and all that call it
-    RunSettings    and of a run of the checks: `Target`
-    CheckSettings  and of one report: `check_model`
-    ScorerSettings of `check_scorer`, which also has those with `scorers`
-    Shorthands     of the command: each sets another setting
+    Settings       settings of a model, for `meet` and its callers
+    RunSettings    these and settings of a run of the checks, for `Target`
+    CheckSettings  these and settings of one report, for `check_model`
+    ScorerSettings for `check_scorer`, with those marked `scorers=True`
+    Shorthands     options of the command that set other settings
 """
 
 import inspect
@@ -25,30 +25,31 @@ from typing import (
     get_args,
 )
 
-if TYPE_CHECKING:  # --help need not wait for it
+if TYPE_CHECKING:  # for annotations only, so that --help is fast
     import torch
 
-NEVER = "never"  # given, an argument of the call
+NEVER = "never"  # says that the model is called without this argument
 Texts = list[str] | None
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Shell:
-    """How a setting is given, in Python and to the command.
+    """The form in which a user gives a setting, in Python and in the shell.
 
     Attributes:
-        help: of the option; "" for a setting without an option.
-        type: that the option is read as; None: that of Python.
-        default: in Python.
-        option: its name without dashes; "" for the setting's own.
-        unset: the value of an option that is not given; None: the default.
-        metavar: the value's name in the help; None: its type.
-        least: bound of a number.
-        least_shown: whether the help shows the bound.
-        pairs: what each text must be, where texts are name=value.
-        scorers: whether a scorer has it as well.
-        after: the option that it follows in the help; "": the one before.
+        help: help of the option; "" for a setting without an option.
+        type: type of the option; None means the setting's type in Python.
+        default: default in Python.
+        option: name without dashes; "" means the setting's name.
+        unset: value of an option that is not given; None means the default.
+        metavar: name of the value in the help; None means the type's.
+        least: least value of a number.
+        least_shown: whether the help shows the least value.
+        pairs: the message for an invalid text, if values are like name=value.
+        scorers: whether scorers also have this setting.
+        after: the option that precedes it in the help; "" means the setting
+            above.
     """
 
     help: str = ""
@@ -74,42 +75,43 @@ class Settings(TypedDict, total=False):
         "Longest sequence to try. Default: the model's own.",
         least=1, scorers=True)]
     outputs: Annotated[str, Shell(
-        "What the model's scores are.",
+        "Kind of the model's scores.",
         Literal["auto", "logits", "log_probs"], "auto")]
-    output: Annotated[str | Callable[[Any], Any] | None, Shell(
-        "Which part of the answer is judged, where it has several scores: "
-        "heads.1, logits, or 0.", str | None)]
+    output: Annotated[str | int | Callable[[Any], Any] | None, Shell(
+        "Part of the answer to check, if it has several scores: heads.1, "
+        "logits, or 0.", str | None)]
     layout: Annotated[str, Shell(
         "Order of the tokens' axes: bt (batch, time), or tb.",
         Literal["bt", "tb"], "bt")]
     cache: Annotated[Callable[..., Any] | None, Shell(
-        "What makes an empty cache to decode with, as my_pkg:make_cache, or "
-        "step(model, tokens, cache), which returns scores and the cache, "
-        "None at first; for a model whose own is not found.",
+        "Function that makes an empty cache for decoding, such as "
+        "my_pkg:make_cache; or step(model, tokens, cache), which returns "
+        "scores and the cache, and gets None as its first cache. For a "
+        "model whose cache is not found.",
         str | None, metavar="MAKER")]
     inputs: Annotated[Mapping[str, Callable[..., Any] | str] | None, Shell(
-        "How an argument of the call is made, as doc_ids=my_pkg:make (from "
-        "tokens to the argument), or doc_ids=never; may be repeated.",
+        "Function that makes an argument of the call from tokens: "
+        "doc_ids=my_pkg:make; doc_ids=never leaves it out; may be repeated.",
         Texts, option="input",
-        pairs="--input takes an argument and what makes it, as "
-        f"doc_ids=my_pkg:make or doc_ids={NEVER}")]
+        pairs="--input takes an argument and a function that makes it, as "
+        f"doc_ids=my_pkg:make, or doc_ids={NEVER}")]
     window: Annotated[int | None, Shell(
-        "Tokens that the last position is meant to see, for a model that "
-        "does not declare sliding_window.", least=1)]
+        "Number of tokens that the last position is meant to see, for a "
+        "model that does not declare sliding_window.", least=1)]
     documents: Annotated[str | int | Callable[..., Any] | None, Shell(
-        "What says where documents of a packed row are: an argument of the "
+        "How documents in a packed row are marked: by an argument of the "
         "call (position_ids), an id that separates them (50256), or "
-        "my_pkg:make, from their lengths to arguments.",
+        "my_pkg:make, which makes arguments from their lengths.",
         str | None, scorers=True)]
     sees: Annotated[Callable[..., Any] | str | None, Shell(
-        "Which tokens each position may depend on: a mask_mod of (q, kv) as "
-        "my_pkg:mask_mod. Default: itself and those before it.",
+        "Tokens that each position may depend on: a mask_mod of (q, kv), "
+        "such as my_pkg:mask_mod. Default: itself and earlier tokens.",
         str | None)]
     compile: Annotated[bool, Shell(
-        "Compile the model, too, and hold that program against it.",
+        "Also compile the model; fail if its scores differ.",
         default=False)]
     seed: Annotated[int, Shell(
-        "Of all random numbers.", default=0, least=0, scorers=True)]
+        "Random seed.", default=0, least=0, scorers=True)]
     device: Annotated["torch.device | str | None", Shell(
         '"cpu", "cuda", "cuda:1", "mps", ...', str, unset="cpu")]
 
@@ -119,32 +121,32 @@ class RunSettings(Settings, total=False):
 
     checks: Annotated[Collection[str] | None, Shell()]
     budget: Annotated[float | None, Shell(
-        "Time there is: 90s, 4m or seconds; what finds most comes first. "
-        "Default: 4m where all would take longer.",
+        "Time limit: 90s, 4m or seconds; cases that find most faults come "
+        "first. Default: 225s, or 130s for over 2 million parameters.",
         str | None, scorers=True, after="documents")]
     threads: Annotated[int | None, Shell(
-        "Of the CPU. Default: one for a small model, else all cores.",
+        "CPU threads. Default: 1 for a small model, else all cores.",
         least=1, least_shown=True, after="device")]
 
 
 class TargetSettings(RunSettings, total=False):
-    """Settings of one of several models."""
+    """Settings of a Target, one of several models."""
 
     expected: Mapping[str, str]
 
 
 class CheckSettings(RunSettings, total=False):
-    """Settings of a report."""
+    """All settings that check_model takes, for one report."""
 
     expected_failures: Annotated[Mapping[str, str] | None, Shell(
-        'A check that is expected to fail, and why: cache="a reason"; may be '
-        "repeated.", Texts, option="expect", after="budget",
+        'A check that is expected to fail, and the reason: cache="a reason"; '
+        "may be repeated.", Texts, option="expect", after="budget",
         pairs="--expect takes a check and a reason, as "
         'check_cache="why"')]
     require_proof: Annotated[bool, Shell(
-        "Fail where causality is tested, and not proved.", default=False)]
+        "Fail if causality is only tested, not proved.", default=False)]
     allow_routing: Annotated[bool, Shell(
-        "Accept a proof that assumes that tokens do not change the path.",
+        "Accept a proof that assumes that tokens do not change the routing.",
         default=False)]
 
 
@@ -152,73 +154,77 @@ class ScorerSettings(TypedDict, total=False):
     """Settings of a scorer."""
 
     scorer: Annotated[str | None, Shell(
-        "In place of models: what makes a scorer of texts, as "
-        "my_pkg:make_score; score(tokens) gives log-probabilities.",
+        "Instead of models: a function that makes a scorer of texts, such as "
+        "my_pkg:make_score; score(tokens) returns log-probabilities.",
         after="compile")]
     bos: Annotated[int | None, Shell(
-        "Of a scorer: the id that begins all texts.")]
+        "For a scorer: the id with which all texts begin.")]
     bits: Annotated[bool, Shell(
-        "Scores are in bits, not in nats.", default=False)]
+        "For a scorer: scores are in bits, not in nats.", default=False)]
     state: Annotated[str, Shell(
-        "Whether a scorer's state stays for the next text.",
+        "For a scorer: whether its state is kept for the next text.",
         Literal["fresh", "kept"], "fresh")]
     bytes_per_token: Annotated[Callable[[str], Any] | None, Shell(
-        "Of a scorer: from a text to the bytes counted for each of its "
-        "tokens, as my_pkg:count.", str | None)]
+        "For a scorer: a function that returns the number of bytes of each "
+        "token of a text, such as my_pkg:count.", str | None)]
+
+
+QUICK = "30s"
 
 
 class Shorthands(TypedDict, total=False):
     """Options of the command that set other settings."""
 
     only: Annotated[Texts, Shell(
-        "Run this check only; may be repeated.", after="documents")]
-    skip: Annotated[Texts, Shell("Leave this check out; may be repeated.")]
+        "Run only this check; may be repeated.", after="documents")]
+    skip: Annotated[Texts, Shell("Skip this check; may be repeated.")]
     quick: Annotated[bool, Shell(
-        "The same as --budget 30s.",
+        f"The same as --budget {QUICK}.",
         default=False, scorers=True, after="budget")]
     thorough: Annotated[bool, Shell(
-        "Try all, however long.", default=False, scorers=True)]
+        "Run every case, without a time limit.",
+        default=False, scorers=True)]
 # fmt: on
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of one of the classes above, read."""
+    """A setting, as Settings or another class of this file declares it."""
 
     name: str
-    kind: Any  # in Python
+    kind: Any  # type in Python
     shell: Shell
-    of_scorer: bool  # and of no model
+    of_scorer: bool  # whether only scorers have this setting
 
     @property
     def option(self) -> str:
-        """The name of its option, and in pyproject.toml."""
+        """Return the option's name, as in pyproject.toml."""
         return self.shell.option or self.name.replace("_", "-")
 
     @property
     def type(self) -> Any:
-        """What the command reads it as."""
+        """Return the type with which the command reads the setting."""
         return self.kind if self.shell.type is None else self.shell.type
 
     @property
     def unset(self) -> Any:
-        """The value of the option where it is not given."""
+        """Return the value of an option that is not given."""
         shell = self.shell
         return shell.default if shell.unset is None else shell.unset
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values that are known, () where there is no such list."""
+        """Return the allowed values, () if all values are allowed."""
         known = get_args(self.type)
         return known if all(isinstance(one, str) for one in known) else ()
 
     def fits(self, scorer: bool) -> bool:
-        """Whether a scorer has it, or else a model."""
+        """Return whether scorers (or models, if `scorer` is False) have it."""
         return self.of_scorer == scorer or self.shell.scorers
 
 
 def settings_in(kind: Any) -> list[Setting]:
-    """Return the settings that a class above declares, in its order."""
+    """Return the settings that a class of this file declares, in order."""
     found = kind.__annotations__.items()
     scorer = kind is ScorerSettings
     return [
@@ -248,11 +254,11 @@ OPTIONS = _in_order_of_help()
 def completed(
     function: str, kind: Any, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of a class, with defaults for those not given.
+    """Return all settings of a class, with defaults for those not given.
 
     Raises:
-        TypeError: for one that the class does not have.
-        ValueError: for a value that is not one of those known.
+        TypeError: for a setting that the class does not have.
+        ValueError: for a value that is not allowed.
     """
     declared = settings_in(kind)
     for name in given.keys() - {one.name for one in declared}:
@@ -269,9 +275,10 @@ def completed(
 
 
 def takes(kind: Any) -> Callable[[Function], Function]:
-    """Decorate a function whose **settings are those of a class above.
+    """Return a decorator that names a class's settings in a signature.
 
-    Its signature, as help() prints it, then names each of them.
+    It is for functions that take **settings, so that help() names the
+    settings.
     """
 
     def decorate(function: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Models that are named by text: a style, a module, a file, an expression."""
+"""Load a model that is named by text: style, module, file, expression."""
 
 import ast
 import inspect
@@ -25,11 +25,13 @@ from .names import STYLES, full_name, package_of
 from .settings import NEVER
 from .validation import did_you_mean
 
-# module or file, and what it names; the colon of a Windows drive is no other
+# parts of a target: module or file, colon, name (the colon of a Windows drive
+# belongs to the file)
 PARTS = re.compile(r"(?s)((?:[A-Za-z]:[\\/])?[^:]*)(:?)(.*)")
-PREFIX = "exec:"  # a program: its command follows
-BUILDS = re.compile("build|make|create|get")  # names of a factory, as a rule
-# of a style's model, where no others are given
+PREFIX = "exec:"  # prefix of a program's command
+# usual beginnings of a factory's name
+BUILDS = re.compile("build|make|create|get")
+# default sizes of a style's model
 STYLE_SIZES = {
     "vocab_size": 65, "block_size": 64, "n_layer": 2, "n_head": 4,
     "n_embd": 32,
@@ -39,7 +41,7 @@ STYLE_SIZES = {
 def _alone(
     name: str, build: Callable[[], Any], place: Alone
 ) -> Callable[[], Any]:
-    """Return a factory; imports inside find the folder of its place."""
+    """Return a factory that imports from the folders of `place`."""
 
     def factory() -> Any:
         with place.entered():
@@ -52,21 +54,23 @@ def _alone(
 def load_target(
     target: str, vocab_size: int | None = None, block_size: int | None = None
 ) -> Callable[..., Any]:
-    """Return what a name stands for: a factory, a model or a function.
+    """Return the factory, model or function that a name refers to.
 
     Args:
-        target: "package" with a build_model(config); or "package.module:X"
-            or "path/to/file.py:X", where X names a factory, a class, a model
-            or a function, or is an expression that builds a model from the
-            names of that module; or "exec:COMMAND", a program in any language
-            that speaks the protocol of `running/exec_program.py`.
-        vocab_size: of a package's model; None: that of STYLE_SIZES. Of a
-            program; None: as many as it answers one id with.
-        block_size: of a package's model; None: that of STYLE_SIZES.
+        target: "package", "package.module:X", "path/to/file.py:X" or
+            "exec:COMMAND". A package has a build_model(config). X names a
+            factory, a class, a model or a function, or is an expression of
+            names in the module. A command starts a program in any language
+            that implements the protocol of `running/exec_program.py`.
+        vocab_size: number of tokens of a package's model, or of a program.
+            None takes the size in STYLE_SIZES, or the number of scores that
+            the program answers for one id.
+        block_size: longest sequence of a package's model; None takes
+            the size in STYLE_SIZES.
 
     Raises:
-        ValueError: in one line, where there is no such thing. An exception
-            of the user's own code is printed first, as theirs.
+        ValueError: in one line, if the target does not exist. An exception of
+            the user's code is printed first.
     """
     if target.startswith(PREFIX):
         from .running.exec_program import ExecProgram
@@ -88,12 +92,12 @@ def load_target(
     found = _attribute(module, what, path)
     if not callable(found):
         raise ValueError(
-            f"{path} gives {type(found).__name__} for {what}, which is no "
-            f"model and no factory"
+            f"{path} gives {type(found).__name__} for {what}: expected a "
+            f"model or a function that returns one"
         )
     if isinstance(found, type):
         return _alone(what, _from_class(found, module, target), place)
-    from torch import nn  # late: the error of a missing file comes at once
+    from torch import nn  # here, so that errors before this line are fast
 
     if isinstance(found, nn.Module) or needed_arguments(found):
         return found
@@ -101,10 +105,10 @@ def load_target(
 
 
 def load_makers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a check with what their texts name as targets.
+    """Return a check's settings, with functions loaded from their names.
 
     Raises:
-        ValueError: as load_target.
+        ValueError: as in load_target.
     """
     made = dict(settings)
     named = ["cache", "bytes_per_token"]
@@ -121,10 +125,11 @@ def load_makers(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_sees(text: str) -> Any:
-    """Return the declaration of who may see whom that a text names.
+    """Return the declaration of visibility that a text names.
 
-    It is a predicate, as my_pkg:mask_mod; or an expression that gives one, of
-    gpt_duet.visibility where no module is named: window(64, layers=2).
+    The text names a predicate, as my_pkg:mask_mod, or is an expression that
+    returns a predicate. Without a module, names are those of
+    gpt_duet.visibility: window(64, layers=2).
     """
     if ":" not in text:
         text = f"gpt_duet.visibility:{text}"
@@ -133,11 +138,11 @@ def load_sees(text: str) -> Any:
 
 
 def parse_target(target: str) -> tuple[str, str]:
-    """Return the module or file, and what it names; "" for a package alone.
+    """Return a target's module or file, and its name ("" for a package).
 
     Raises:
-        ValueError: where nothing is named, or the file is not there, and for
-            a name as other tools write it, with ours.
+        ValueError: if the target is incomplete, its file does not exist, or it
+            has another tool's syntax. The message has the right syntax.
     """
     if target.startswith(PREFIX):
         return PREFIX, target.removeprefix(PREFIX)
@@ -152,21 +157,21 @@ def parse_target(target: str) -> tuple[str, str]:
     defined = _defined(path) if alone and path.endswith(".py") else []
     for wrong, words in (
         ("://" in target, f"{target} is an address: download the file, and "
-         f"name path/to/file.py:factory"),
+         f"give path/to/file.py:factory"),
         (path.endswith(".ipynb"), f"{path} is a notebook: call check_model in "
          f"a cell, or move the model into a file"),
-        (what.startswith(":"), f"{target}: one colon goes before the name, as "
-         f"{path}:{what.lstrip(':')}"),
-        (folder and not files, f"the folder {target} has no file of Python"),
+        (what.startswith(":"), f"{target}: write one colon before the name, "
+         f"as {path}:{what.lstrip(':')}"),
+        (folder and not files, f"the folder {target} has no Python file"),
         (folder and Path(target, "__init__.py") not in files, f"{target} is a "
          f"folder: name a file and its factory, as {first}:build"),
-        (dotted, f"{target}: a colon goes before the name, as "
+        (dotted, f"{target}: write a colon before the name, as "
          f"{module}:{name}"),
         (alone and path.endswith(".py"), f"{target} is a file: name its "
          f"factory, as {target}:{[*defined, 'build'][0]}; it has "
          f"{', '.join(defined[:5]) or 'no function and no class'}"),
-        (not (path and (alone or what)), f"{target!r} is no model: write "
-         f"package.module:factory or path/to/file.py:factory"),
+        (not (path and (alone or what)), f"cannot find a model in {target!r}: "
+         f"write package.module:factory or path/to/file.py:factory"),
         (path.endswith(".py") and not there, f"there is no file {path}"),
     ):  # fmt: skip
         if wrong:
@@ -175,7 +180,7 @@ def parse_target(target: str) -> tuple[str, str]:
 
 
 def _defined(path: str | None) -> list[str]:
-    """Return the functions and classes of a file, likely builders first."""
+    """Return functions and classes of a file; likely builders come first."""
     file = Path(path or "")
     text = file.read_text("utf-8", "replace") if file.is_file() else ""
     names = re.findall(r"(?m)^(?:def|class) ([A-Za-z]\w*)", text)
@@ -190,7 +195,7 @@ def _style(
             module = import_module(package_of(name))
     except NotInstalled as error:
         raise ValueError(
-            f"{error}; a model of transformers is named "
+            f"{error}; for a model of transformers, write "
             f"\"transformers:AutoModelForCausalLM.from_pretrained('{name}')\""
         ) from None
     build = getattr(module, "build_model", None)
@@ -210,14 +215,14 @@ def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
         raise ValueError(
-            f"{text!r} is no name and no expression: {error.msg}"
+            f"{text!r} is neither a name nor an expression: {error.msg}"
         ) from None
     code = compile(tree, f"<{text}>", "eval")
 
     def build() -> Any:
         names = dict(vars(module))
         for node in ast.walk(tree):
-            # a package may import its names at the first access
+            # hasattr makes a package import a name that it imports lazily
             if isinstance(node, ast.Name) and hasattr(module, node.id):
                 names[node.id] = getattr(module, node.id)
         return eval(code, names)
@@ -228,11 +233,11 @@ def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
 def _from_class(
     cls: type, module: ModuleType, target: str
 ) -> Callable[[], Any]:
-    """Return what builds a class, from a config with defaults if need be.
+    """Return a factory for a class, with a default config if it takes one.
 
     Raises:
-        ValueError: for one that needs other arguments, with the expression
-            to write instead.
+        ValueError: for a class that requires other arguments, with the
+            expression to write instead.
     """
     needed = needed_arguments(cls)
     if not needed:
@@ -255,13 +260,13 @@ def _from_class(
             )
             arguments = f"{fit[0].__name__}({inner})"
     raise ValueError(
-        f"{cls.__name__} needs arguments: write an expression, as "
+        f"{cls.__name__} requires arguments: write an expression, as "
         f"'{target}({arguments})'"
     )
 
 
 def needed_arguments(function: Callable[..., Any]) -> list[str]:
-    """Return the arguments without a default; of a function in C "..."."""
+    """Return the arguments without a default; for a function in C, "..."."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -282,6 +287,6 @@ def _attribute(module: ModuleType, name: str, path: str) -> Any:
         )
         near = did_you_mean(name, public) or words
         raise ValueError(f"{path} has no {name!r}{near}") from None
-    except ImportError as error:  # a name that is imported when asked for
+    except ImportError as error:  # the name is imported when first used
         words = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} cannot import {name!r}: {words}") from None

@@ -1,4 +1,4 @@
-"""Validation of numbers, dtypes, devices and paths."""
+"""Check numbers, dtypes, devices and paths."""
 
 import difflib
 import math
@@ -13,20 +13,20 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
+if TYPE_CHECKING:  # imported only where used, so that --help is fast
     import torch
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-EXACT_DTYPES = ("float32", "float64")  # two styles agree to rounding in these
+EXACT_DTYPES = ("float32", "float64")  # styles agree up to rounding in these
 
 
 def whole_number(
     name: str, value: object, at_least: int = 0, at_most: int = 2**63 - 1
 ) -> int:
-    """Return a whole number as an int; NumPy's integers are whole as well.
+    """Return a whole number as an int; accept NumPy's integers.
 
     Raises:
-        ValueError: naming the number, its bound, and the value.
+        ValueError: with the number's name, its bound and the value.
     """
     try:
         if isinstance(value, bool):
@@ -44,14 +44,14 @@ def whole_number(
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the known names that are spelled alike, as a question."""
+    """Return the known names with similar spelling, as a question."""
     near = difflib.get_close_matches(name, list(known), 3, 0.5)
     return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number; NumPy's scalars are as well."""
-    if isinstance(value, int):  # too large for a float, it is finite still
+    """Return whether a value is a finite number, including NumPy's scalars."""
+    if isinstance(value, int):  # isfinite fails for a large integer
         return not isinstance(value, bool)
     return isinstance(value, Real) and math.isfinite(value)
 
@@ -59,7 +59,7 @@ def is_number(value: object) -> bool:
 def choose_dtype(
     name: str, known: Iterable[str] = EXACT_DTYPES
 ) -> "torch.dtype":
-    """Return the dtype of that name; ValueError if it is not known."""
+    """Return the dtype with a name, or raise ValueError."""
     import torch
 
     if name not in known:
@@ -69,12 +69,12 @@ def choose_dtype(
 
 
 def dtype_name(dtype: "torch.dtype") -> str:
-    """Return what a message calls a dtype: "float64"."""
+    """Return the name of a dtype for messages: "float64"."""
     return str(dtype).removeprefix("torch.")
 
 
 def choose_device(name: str) -> "torch.device":
-    """Return the device of that name; ValueError if it is not there."""
+    """Return the device with a name, or raise ValueError."""
     import torch
 
     try:
@@ -90,7 +90,7 @@ def choose_device(name: str) -> "torch.device":
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator()
             there.append(str(kind))
-        # torch lists all kinds that there are on any machine
+        # shorten torch's list of all kinds of devices in the message
         reason = re.sub(
             r"Expected one of .* device type",
             "no such kind",
@@ -105,13 +105,13 @@ def choose_device(name: str) -> "torch.device":
 
 
 def require_parent(path: Path | None) -> None:
-    """Refuse a path that cannot be written, before any work is done."""
+    """Raise ValueError, before any work, if a path cannot be written."""
     if path is None:
         return
     if path.is_dir():
         raise ValueError(f"{path} is a folder")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no ordinary file")
+        raise ValueError(f"{path} is not an ordinary file")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
     try:
@@ -123,7 +123,7 @@ def require_parent(path: Path | None) -> None:
 
 
 def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
-    """Refuse to write a file over one that is read, or written too."""
+    """Raise ValueError if an output path is the file of another option."""
     seen: dict[Path, str] = {
         Path(path).resolve(): f"--{name}"
         for name, path in inputs.items()
@@ -139,10 +139,10 @@ def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
 
 @cache
 def is_installed(path: str) -> bool:
-    """Whether a file came with an installed package.
+    """Return whether a file belongs to an installed package.
 
-    It lies in site-packages, or in another folder on the path into which an
-    installer wrote packages (`pip install --target`): their records are there.
+    The file is in site-packages, or in another folder of sys.path with
+    metadata of packages, such as `pip install --target` writes.
     """
     if "-packages" in path:
         return True
@@ -157,7 +157,7 @@ def is_installed(path: str) -> bool:
 
 @cache
 def _installed_in(folder: str) -> set[str]:
-    """Return the packages and files whose records lie in a folder."""
+    """Return the names in a folder that installed packages have made."""
     found = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
         lines = record.read_text(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""Set-up for the whole suite: fixtures' folders, hypothesis, shape checks."""
+"""Set-up of the whole suite: fixture folders, hypothesis, shape checks."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# Texts, golden numbers and a cached encoding, where they lie beside the kit.
+# A folder next to the kit has texts, golden numbers and a cached encoding.
 SIBLING = Path(__file__).resolve().parents[2] / "shared"
 CACHE = SIBLING / "data" / "tiktoken_cache"
 if CACHE.is_dir():
@@ -19,7 +19,7 @@ if CACHE.is_dir():
 
 SLOW_ROWS = Path(__file__).parent / "support" / "slow_rows.txt"
 
-# Workers share the cores: one thread each, or they wait for one another.
+# Each worker uses one thread, because the workers share the cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -48,13 +48,34 @@ def pytest_configure(config):
         install_import_hook(["gpt_duet"], "shape_checker.check")
 
 
+def _require_rows(config, listed, items):
+    """Raise if slow_rows.txt lists a row that its test file does not have."""
+    if any("::" in word for word in config.args) or not CACHE.is_dir():
+        # only a part of a file runs, or data is missing
+        return
+    files = {item.nodeid.partition("::")[0] for item in items}
+    known = {item.nodeid for item in items}
+    for row in sorted(listed - known):
+        if row.partition("::")[0] in files:
+            raise pytest.UsageError(f"{SLOW_ROWS.name}: there is no {row}")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Call slow what opens a browser or is listed; leave out what hides."""
+    """Mark tests as slow if they are listed or use a browser.
+
+    With --check-shapes, deselect the tests that are marked unhooked.
+    """
+    # the filters of pyproject.toml, except the first: "error"
+    named = config.getini("filterwarnings")[1:]
     listed = {*SLOW_ROWS.read_text("utf-8").splitlines()}
+    _require_rows(config, listed, items)
     for item in items:
         browser = "browser" in getattr(item, "fixturenames", ())
         if browser or item.nodeid in listed:
             item.add_marker("slow")
+        if item.get_closest_marker("slow"):
+            # in a slow test, other packages may give any warning
+            item.add_marker(pytest.mark.filterwarnings("default", *named))
     if config.getoption("--check-shapes"):
         left = [item for item in items if item.get_closest_marker("unhooked")]
         items[:] = [item for item in items if item not in left]
@@ -63,11 +84,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def _seed(monkeypatch):
-    """Start from one random state; time in no time, and keep no results."""
+    """Fix the random state, shorten timings, and do not store results."""
     import torch
 
     torch.default_generator.manual_seed(0)
-    torch.set_warn_always(True)  # torch would say most of them once
+    torch.set_warn_always(True)  # else most warnings appear only once
     monkeypatch.setattr("gpt_duet.timing.SHORTEST", 0.0)
     monkeypatch.setattr(
         "gpt_duet.cli.checking.entry_of", lambda job, factory: None
@@ -76,15 +97,15 @@ def _seed(monkeypatch):
 
 @pytest.fixture(scope="session")
 def sibling():
-    """The folder of golden numbers and texts; absent on most machines."""
+    """Return the folder of texts and golden numbers, or skip the test."""
     if not SIBLING.is_dir():
-        pytest.skip("no folder of golden numbers beside the kit")
+        pytest.skip("no folder of golden numbers next to the kit")
     return SIBLING
 
 
 @pytest.fixture
 def golden(sibling):
-    """Read what a public original answered: weights, answers, sizes."""
+    """Return a function that reads a public original's weights and outputs."""
     from safetensors import safe_open
 
     def golden(name):
@@ -102,7 +123,7 @@ def golden(sibling):
 
 @pytest.fixture
 def one_layer(monkeypatch):
-    """Take a layer from the small GPT, where what is asked is not deep."""
+    """Give the small GPT one layer, which is enough for these tests."""
     from small_gpt import GPT
 
     monkeypatch.setattr(GPT, "layers", 1)
@@ -110,9 +131,10 @@ def one_layer(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only calls of models advance; set the seconds of a call.
+    """Replace the clock by one that advances only during calls of a model.
 
-    A call of the longest text takes all of them, one without tokens 1/20.
+    The fixture returns a function that sets the seconds of a call with the
+    longest text. Calls with shorter texts take less time.
     """
     from gpt_duet.running import budget, variant
 
@@ -135,19 +157,19 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def calls_of_a_second(clock):
-    """Let each call of the longest text take a second: few have time."""
+    """Let a call with the longest text take a second, so few calls run."""
     clock(1.0)
 
 
 @pytest.fixture(scope="session", params=["annotated", "mingpt_style"])
 def style(request):
-    """Both styles in turn."""
+    """Return each style in turn."""
     return importlib.import_module(f"gpt_duet.{request.param}")
 
 
 @pytest.fixture(scope="session")
 def r50k_base():
-    """GPT-2's tokenizer, where tiktoken has it in its cache."""
+    """Return GPT-2's tokenizer, or skip the test if it is not cached."""
     if "TIKTOKEN_CACHE_DIR" not in os.environ:
         pytest.skip("r50k_base needs TIKTOKEN_CACHE_DIR")
     from gpt_duet import load_tokenizer
@@ -157,7 +179,7 @@ def r50k_base():
 
 @pytest.fixture
 def run_command(monkeypatch, capsys):
-    """Run a command in this process: its status, stdout and stderr."""
+    """Return a function that runs a command and returns (status, out, err)."""
 
     def run_command(main, *words):
         monkeypatch.setattr(sys, "argv", [*map(str, words)])
@@ -171,7 +193,7 @@ def run_command(monkeypatch, capsys):
 
 @pytest.fixture
 def duet(run_command):
-    """Run gpt-duet in this process: its status, stdout and stderr."""
+    """Return a function that runs gpt-duet, as run_command does."""
     from gpt_duet.cli import main
 
     return partial(run_command, main, "gpt-duet")
@@ -179,7 +201,8 @@ def duet(run_command):
 
 @pytest.fixture
 def done(duet):
-    """Run gpt-duet where it must succeed: its stdout and stderr."""
+    """Return a function that runs gpt-duet, requires success, and returns
+    (out, err)."""
 
     def done(*words):
         status, out, err = duet(*words)
@@ -191,7 +214,8 @@ def done(duet):
 
 @pytest.fixture
 def refused(duet):
-    """Run gpt-duet on a mistake; return the one line it answers."""
+    """Return a function that runs gpt-duet with a mistake, and returns
+    the message."""
 
     def refused(*words):
         status, out, err = duet(*words)
@@ -204,7 +228,7 @@ def refused(duet):
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    """Chromium, headless; tests that share it are in one xdist_group."""
+    """Start a headless Chromium, which all browser tests share."""
     from browser import Browser
 
     chromium = Browser(tmp_path_factory.mktemp("profile"))
@@ -214,7 +238,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Whoever asks the network fails."""
+    """Make each access to the network fail."""
 
     def refuse(*_arguments, **_named):
         raise AssertionError("the network was asked")
@@ -225,7 +249,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
-    """An empty folder in place of tiktoken's cache, and nothing loaded."""
+    """Give tiktoken an empty cache, with no encoding loaded."""
     import tiktoken
 
     tiktoken.list_encoding_names()

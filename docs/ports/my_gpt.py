@@ -25,7 +25,7 @@ def load(path):
 
 
 def take(numbers, *shape):
-    """Take the next numbers as nested lists of a shape."""
+    """Take the next numbers, as nested lists of the given shape."""
     if len(shape) == 1:
         return [next(numbers) for _ in range(shape[0])]
     return [take(numbers, *shape[1:]) for _ in range(shape[0])]
@@ -64,7 +64,7 @@ def split(row):
 
 
 def attend(queries, keys, values, start):
-    """Return what each position takes from those up to its own."""
+    """Return what each position gathers from itself and earlier ones."""
     scale = 1 / sqrt(C if FAULT == "scale" else C // H)
     rows = []
     for t, heads in enumerate(queries, start + 1):
@@ -139,7 +139,7 @@ def empty():
     return [([], []) for _ in range(L)]
 
 
-# the protocol:
+# the protocol of `exec:` programs: the first line says what a program can do
 print(f"cache dump block_size={T}", flush=True)
 kept = empty()
 for line in sys.stdin:

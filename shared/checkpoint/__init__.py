@@ -1,17 +1,17 @@
-"""Checkpoints: weights on disk, and from one style to another.
+"""Checkpoints: read and write weights, and convert them between styles.
 
     gpt2_layout.py    GPT-2's names and shapes, in which the styles exchange
                       weights
-    other_layouts.py  nanoGPT's, minGPT's and the post's, to and from GPT-2's
-    config_json.py    config.json, transformers' and the kit's own
+    other_layouts.py  converts other layouts, such as nanoGPT's
+    config_json.py    config.json of transformers and of the kit
     weights_file.py   model.safetensors; pickles are refused
     flat.py           numbers in a fixed order, for ports in any language
-    folder.py         a checkpoint's folder, read and written
-    convert.py        a model of one style, rebuilt in another
+    folder.py         reads and writes the folder of a checkpoint
+    convert.py        rebuilds a model of one style in another
     small_model/      the small trained model that comes with the kit
-    tiny_model/       a tiny one of 65 characters, also in the flat layout
+    tiny_model/       a tiny model of 65 characters, also in the flat layout
 
-Each style's own weights.py takes GPT-2's layout in, and writes it.
+The weights.py of each style reads and writes GPT-2's layout.
 """
 
 from .convert import convert, in_gpt2_layout

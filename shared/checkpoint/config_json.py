@@ -1,4 +1,4 @@
-"""config.json: transformers' own for GPT-2, and the kit's."""
+"""Read and write config.json in the formats of transformers and the kit."""
 
 import json
 from dataclasses import asdict, fields
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import GPTConfig
 
-# transformers' names, and ours.
+# Names of fields and activations in transformers' config, with the kit's.
 _SIZES = {
     "vocab_size": "vocab_size",
     "n_positions": "block_size",
@@ -22,7 +22,7 @@ _ACTIVATIONS = {
     "gelu": "gelu",
     "relu": "relu",
 }
-# Switches that make another function of GPT-2, and how they must stand.
+# Switches that change the function of GPT-2, with the values they must have.
 _SWITCHES = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -33,34 +33,35 @@ _OUR_FIELDS = {field.name for field in fields(GPTConfig)}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the fields of GPTConfig that a config.json fixes.
+    """Return the fields of GPTConfig that a config.json determines.
 
-    It is transformers' for GPT-2 (it has a model_type), or the kit's own:
-    the fields of GPTConfig; nanoGPT's model_args will do. Of transformers'
-    three rates of dropout the first is taken.
+    A file with a model_type is a config that transformers wrote for a GPT-2.
+    Any other file is the kit's: it has the fields of GPTConfig, which are also
+    in nanoGPT's model_args. A config of transformers has three rates of
+    dropout; the first is used.
 
     Raises:
-        ValueError: for what is no JSON object, a field that is missing or
-            unknown, and a model that is not GPT-2.
+        ValueError: if the file is not a JSON object, a field is missing or
+            unknown, or the model is not GPT-2.
     """
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is no JSON object")
+        raise ValueError(f"{path} is not a JSON object")
     if "model_type" in content or "n_positions" in content:
         return _read_transformers(content, path)
     return _read_ours(content, path)
 
 
 def our_config(config: GPTConfig) -> str:
-    """Return a config.json of the kit's own."""
+    """Return the text of a config.json of the kit."""
     return json.dumps(asdict(config), indent=2) + "\n"
 
 
 def transformers_config(config: GPTConfig) -> str:
-    """Return the config.json of a GPT2LMHeadModel."""
+    """Return the text of the config.json of a GPT2LMHeadModel."""
     names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     content = {
         "architectures": ["GPT2LMHeadModel"],
@@ -73,7 +74,7 @@ def transformers_config(config: GPTConfig) -> str:
         ),
         **dict.fromkeys(_DROPOUTS, config.dropout),
         "tie_word_embeddings": config.tie_weights,
-        # GPT-2's own ids of these lie outside a smaller vocabulary
+        # not GPT-2's ids, which a smaller vocabulary does not contain
         "bos_token_id": None,
         "eos_token_id": None,
     }
@@ -110,7 +111,7 @@ def _read_transformers(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _read_ours(content: dict[str, Any], path: Path) -> dict[str, Any]:
     _require(content, path, *_SIZES.values())
-    # nanoGPT's model_args say whether there are biases; the weights do as well
+    # nanoGPT's model_args also have "bias", which the weights show anyway
     unknown = content.keys() - _OUR_FIELDS - {"bias"}
     if unknown:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A model of one style, rebuilt in another."""
+"""Rebuild a model of one style in another style."""
 
 import warnings
 
@@ -14,15 +14,16 @@ def convert(model: nn.Module, style: str) -> nn.Module:
     """Rebuild a model in another style, through the GPT-2 layout.
 
     Args:
-        model: of any style.
-        style: name of the style's package.
+        model: a model of any style.
+        style: name of the new style's package.
 
     Returns:
-        A model with copies of the weights and the config of
-        `in_gpt2_layout`, in the same train or eval mode.
+        A model with the weights and the config that `in_gpt2_layout` returns.
+        It is in train mode if the given model is, else in eval mode.
 
     Raises:
-        ValueError: where the model is of no style, or does not fit.
+        ValueError: if the model belongs to no style, or its weights do not
+            fit.
     """
     state, config = in_gpt2_layout(model)
     return load_style(style).from_gpt2(state, config).train(model.training)
@@ -31,11 +32,12 @@ def convert(model: nn.Module, style: str) -> nn.Module:
 def in_gpt2_layout(model: nn.Module) -> tuple[State, GPTConfig]:
     """Return copies of a model's weights in the GPT-2 layout, and its config.
 
-    tie_weights becomes False where the head is not the token table. A
-    warning names the parts that only the model's own style computes so.
+    tie_weights becomes False if the head and the token table differ. A warning
+    names the parts that other styles compute differently.
 
     Raises:
-        ValueError: where the model is of no style, or does not fit.
+        ValueError: if the model belongs to no style, or its weights do not
+            fit.
     """
     style = style_of(model)
     state = style.to_gpt2(model)
@@ -45,7 +47,7 @@ def in_gpt2_layout(model: nn.Module) -> tuple[State, GPTConfig]:
     if config.tie_weights and "lm_head.weight" in state:
         try:
             require_tied(state)
-        except ValueError:  # trained apart, in a style that never ties
+        except ValueError:  # a style that cannot tie trains two matrices
             config = config.replace(tie_weights=False)
     used = {type(module) for module in model.modules()}
     notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
@@ -57,8 +59,8 @@ def in_gpt2_layout(model: nn.Module) -> tuple[State, GPTConfig]:
     ]
     if config.norm_eps != 0 and parts:
         warnings.warn(
-            f"the GPT-2 layout has no place for {' and '.join(parts)}: what "
-            "is read from it is close to this model, and not the same",
+            f"the GPT-2 layout cannot store {' and '.join(parts)}: a model "
+            "that is loaded from it is close to this one, but not the same",
             stacklevel=1,
         )
     return state, config

@@ -1,8 +1,8 @@
 """The flat layout: a line of sizes, then float32 numbers in a fixed order.
 
-A program in any language reads it with a scan of one line and one read of an
-array. Each kind of array is written once, for all layers; a linear weight is
-(out, in), so that a row gives one output. A tied head is written as well.
+A program in any language can read the file: it scans one line and reads one
+array. Each kind of array is written once, with all layers joined. A linear
+weight is (out, in): one row computes one output. A tied head is also written.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..config import GPTConfig
 from .gpt2_layout import LINEAR_WEIGHTS
 
-WORD = "gpt-duet-flat"  # that the line of sizes starts with
+WORD = "gpt-duet-flat"  # the first word of the line of sizes
 NUMBERS, INDEX = "model.bin", "model.json"
 BLOCK = (
     *("ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias"),
@@ -37,8 +37,8 @@ def flat_file(
     """Return the file of numbers, and its index as JSON.
 
     Args:
-        state: in the GPT-2 layout, with lm_head.weight.
-        config: of the same model.
+        state: weights in the GPT-2 layout, with lm_head.weight.
+        config: config of the model with these weights.
     """
     eps = DEFAULT_EPS if config.norm_eps is None else config.norm_eps
     sizes = (
@@ -58,7 +58,7 @@ def flat_file(
 
 
 def _array(state: Mapping[str, Tensor], name: str, layers: int) -> np.ndarray:
-    """Return an array of all layers, or one that is there once."""
+    """Return an array of all layers joined, or of a part outside layers."""
     numbered = "*" in name
     names = [name.replace("*", str(i)) for i in range(layers)]
     found = [state[n].float() for n in names[: layers if numbered else 1]]

@@ -1,4 +1,4 @@
-"""A checkpoint's folder: model.safetensors and config.json, read, written."""
+"""Read and write a checkpoint: a folder of weights and config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ from .other_layouts import (
 from .weights_file import WEIGHTS, find_weights, read_tensors, require_numbers
 
 CONFIG = "config.json"
-# The trained model that comes with the kit: its README says what it reaches.
+# The trained model that comes with the kit: its README has its losses.
 SMALL_MODEL = Path(__file__).with_name("small_model")
-# A tiny one, of Shakespeare's 65 characters: common ground for ports.
+# A tiny model with a vocabulary of 65 characters, for comparison with ports.
 TINY_MODEL = Path(__file__).with_name("tiny_model")
 TARGETS = ("gpt2", "nanogpt", "flat")
-# What a layout is called, and its authors' activation.
+# By layout: its name for a reader, and the activation of its authors' code.
 _LAYOUTS = {
     "gpt2": ("the GPT-2 layout, as transformers saves it", None),
     "scratch": ("the layout of the post GPT from Scratch", "gelu"),
@@ -42,11 +42,12 @@ _LAYOUTS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights in the GPT-2 layout, and what they do not show."""
+    """Weights in the GPT-2 layout, and the facts that weights do not show."""
 
-    state: State  # names without a prefix, always with lm_head.weight
-    config: GPTConfig  # sizes, number of heads, activation
-    # the layout that was recognised, and where each further fact is from
+    # tensors by name (without a prefix), always with lm_head.weight
+    state: State
+    config: GPTConfig  # the model's sizes, number of heads, activation, ...
+    # the layout that was recognised, and the sources of other facts
     notes: tuple[str, ...]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> State:
@@ -54,17 +55,17 @@ class Checkpoint:
         return {name: t.to(device, dtype) for name, t in self.state.items()}
 
     def for_vocabulary(self, n_vocab: int, name: str) -> "Checkpoint":
-        """Leave the rows out that only pad the vocabulary to a multiple of 64.
+        """Leave out the rows that only pad the vocabulary to a multiple of 64.
 
         nanoGPT trains 50,304 rows for GPT-2's 50,257 tokens.
 
         Raises:
-            ValueError: where the two vocabularies differ, with both sizes.
+            ValueError: for any other difference of sizes; it names both.
         """
         rows = self.config.vocab_size
         if rows == n_vocab:
             return self
-        # a small vocabulary is not padded, it is another one
+        # not padding to a multiple of 64, so the vocabularies differ
         if n_vocab < 1000 or rows != -(-n_vocab // 64) * 64:
             raise ValueError(
                 f"the tokenizer {name} has {n_vocab} tokens, the checkpoint "
@@ -75,7 +76,7 @@ class Checkpoint:
         )
 
     def cut(self, n_vocab: int, note: str) -> "Checkpoint":
-        """Keep the first tokens only: the same function over fewer tokens."""
+        """Keep only the first `n_vocab` tokens; their logits do not change."""
         rows = ("wte.weight", "lm_head.weight", "lm_head.bias")
         state = {
             name: tensor[:n_vocab] if name in rows else tensor
@@ -91,19 +92,19 @@ def load_checkpoint(
     n_head: int | None = None,
     activation: str | None = None,
 ) -> Checkpoint:
-    """Read a checkpoint of transformers, nanoGPT, minGPT or the post.
+    """Read a checkpoint of transformers, nanoGPT, minGPT or GPT from Scratch.
 
     Args:
-        folder: with model.safetensors, or one other .safetensors, and
-            config.json of transformers or of the kit.
-        n_head: number of heads, where no config.json says it.
-        activation: where no config.json says it; that of nanoGPT, minGPT
-            and the post is known.
+        folder: folder with model.safetensors, or one other .safetensors
+            file, and a config.json of transformers or of the kit.
+        n_head: number of heads, if no config.json has it.
+        activation: activation, if no config.json has it. It is known for
+                nanoGPT, minGPT and GPT from Scratch.
 
     Raises:
         ValueError: for a pickle, a damaged file, an unknown layout, shapes
-            that do not fit, NaN, a fact that is missing or said twice
-            differently.
+            that do not fit, or NaN; or if n_head, the activation or a size is
+            missing, or is given twice with different values.
     """
     folder = Path(folder)
     file = find_weights(folder)
@@ -113,17 +114,18 @@ def load_checkpoint(
     state = bring_to_gpt2(tensors, layout)
     wte, head = state.get("wte.weight"), state.get("lm_head.weight")
     tied = wte is not None and (head is None or wte.equal(head))
-    if layout == "nanogpt" and not tied:  # nanoGPT always is, minGPT never
+    if layout == "nanogpt" and not tied:  # minGPT never ties its head
         layout = "mingpt"
     title, default_activation = _LAYOUTS[layout]
     given = {"n_head": n_head, "activation": activation}
     facts, note = _read_facts(folder, given, default_activation)
     sizes = _sizes(state)
     config = GPTConfig(**sizes | {"tie_weights": tied} | facts)
-    # before the shapes: a slip in config.json is one number
+    # compare the config's sizes with those that the shapes show; an error
+    # names the first that differs
     for name, shown in sizes.items():
         said = getattr(config, name)
-        if name == "n_inner":  # None is a width as well
+        if name == "n_inner":  # n_inner None means 4 * n_embd
             said, shown = config.inner_size, shown or 4 * config.n_embd
         if said != shown:
             raise ValueError(
@@ -148,20 +150,20 @@ def save_checkpoint(
     layout: str = "gpt2",
     others: Mapping[str, str] | None = None,
 ) -> None:
-    """Write weights and config.json into a new folder, whole or not at all.
+    """Write weights and config.json into a new folder: all, or nothing.
 
     Args:
-        folder: must not exist, or be empty.
-        state: in the GPT-2 layout, as a style's to_gpt2 gives it.
-        config: of the same model.
+        folder: a folder that does not exist, or is empty.
+        state: weights in the GPT-2 layout, as a style's to_gpt2 returns.
+        config: config of the model with these weights.
         layout: "gpt2", which transformers loads as a GPT2LMHeadModel;
             "nanogpt", the names and orientation of nanoGPT and minGPT; or
             "flat", numbers in a fixed order for a program in any language.
-        others: texts of further files, by name.
+        others: texts of other files to write, by name.
 
     Raises:
-        ValueError: for an unknown layout, a folder in the way, a head with
-            a bias, which neither layout has, and a tied head that differs.
+        ValueError: for an unknown layout, an existing folder, a head with a
+            bias (which no layout has), or a tied head that differs.
     """
     if layout not in TARGETS:
         raise ValueError(
@@ -171,8 +173,8 @@ def save_checkpoint(
     bias = state.pop("lm_head.bias", None)
     if bias is not None and bias.any():
         raise ValueError(
-            f"the layout {layout} has no lm_head.bias, and this head's is "
-            f"up to {bias.abs().max():.3g}: it cannot hold this function"
+            f"the layout {layout} cannot store lm_head.bias, and this head "
+            f"has one of up to {bias.abs().max():.3g}"
         )
     if config.tie_weights:
         require_tied(state)
@@ -201,7 +203,7 @@ def save_checkpoint(
 
 
 def _widest(tensors: State) -> State:
-    """Bring all tensors to the widest of their dtypes."""
+    """Convert all tensors to the widest dtype that one of them has."""
     for name, tensor in tensors.items():
         kind = str(tensor.dtype).removeprefix("torch.")
         if kind not in DTYPES:
@@ -214,7 +216,7 @@ def _widest(tensors: State) -> State:
 def _read_facts(
     folder: Path, given: Mapping[str, Any], default_activation: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Return what weights do not show, and a note on where it comes from."""
+    """Return the facts that weights do not show, and where they come from."""
     path = folder / CONFIG
     facts = read_config(path) if path.is_file() else {}
     origins = []
@@ -230,14 +232,14 @@ def _read_facts(
         if facts.get(name) is None:
             raise ValueError(
                 f"weights do not show {name}, and {folder} has no {CONFIG} "
-                f"that does: give {option}"
+                f"with it: give {option}"
             )
         origins.append(f"{name} {facts[name]} ({origin})")
     return facts, ", ".join(origins)
 
 
 def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the sizes that three shapes show; read_gpt2 checks them all."""
+    """Return the sizes that three tensors' shapes and the names show."""
     V, C = axes(state, "wte.weight", 2)
     T, _ = axes(state, "wpe.weight", 2)
     _, inner = axes(state, "h.0.mlp.c_fc.weight", 2)

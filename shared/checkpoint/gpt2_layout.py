@@ -1,8 +1,8 @@
-"""The GPT-2 checkpoint layout: where the weights of two styles meet.
+"""The GPT-2 checkpoint layout, in which the styles exchange weights.
 
-The layout is that of transformers' GPT2LMHeadModel: linear weights are
-(in, out), as its Conv1D keeps them, and lm_head.weight is left out where
-the head is tied to wte.weight.
+The layout is that of transformers' GPT2LMHeadModel. Linear weights are
+(in, out), as in its Conv1D. lm_head.weight is left out if the head is tied to
+wte.weight.
 """
 
 import math
@@ -15,19 +15,19 @@ from ..config import GPTConfig
 
 State = dict[str, Tensor]
 
-# The four matrices of a block, which nn.Linear keeps transposed.
+# The four matrices of a block, which nn.Linear stores transposed.
 LINEAR_WEIGHTS = (
     "attn.c_attn.weight",
     "attn.c_proj.weight",
     "mlp.c_fc.weight",
     "mlp.c_proj.weight",
 )
-# The causal masks that older programs saved, some of them as booleans.
+# Names of causal masks, which older programs saved, sometimes as booleans.
 MASK_BUFFERS = (".attn.bias", ".attn.masked_bias", ".attn.mask")
 
 
 def gpt2_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of every tensor in the layout, the head's two apart."""
+    """Return the shape of every tensor in the layout, except the head's."""
     C, inner = config.n_embd, config.inner_size
     block = {
         "ln_1.weight": (C,),
@@ -57,32 +57,32 @@ def gpt2_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def strip(state: Mapping[str, Tensor], *prefixes: str) -> State:
-    """Take prefixes off the names, and leave mask buffers out."""
+    """Remove prefixes from names, and leave out mask buffers."""
     stripped = {}
     for name, tensor in state.items():
         for prefix in prefixes:
             name = name.removeprefix(prefix)
         if name in stripped:
-            raise ValueError(f"weights do not fit: {name} is there twice")
+            raise ValueError(f"weights do not fit: {name} occurs twice")
         if not name.endswith(MASK_BUFFERS):
             stripped[name] = tensor
     return stripped
 
 
 def read_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> State:
-    """Bring a GPT-2 checkpoint to its full form and check it.
+    """Bring a GPT-2 checkpoint to its full form, and check names and shapes.
 
     Args:
-        state: names with or without "transformer.", with or without mask
-            buffers and head.
-        config: the sizes it must have.
+        state: tensors by name, with or without "transformer."; mask buffers
+            and the head may be missing.
+        config: the sizes that the checkpoint must have.
 
     Returns:
-        Names without prefix, no buffers, always with lm_head.weight
-        (wte.weight where it was absent); lm_head.bias only where given.
+        Tensors by name, without prefix and buffers. lm_head.weight is always
+        among them (it is wte.weight if it was missing).
 
     Raises:
-        ValueError: listing the keys and shapes that do not fit.
+        ValueError: if names or shapes do not fit; the message lists them.
     """
     state = strip(state, "transformer.")
     if "wte.weight" in state:
@@ -98,7 +98,7 @@ def read_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> State:
 def axes(
     state: Mapping[str, Tensor], name: str, count: int
 ) -> tuple[int, ...]:
-    """Return the shape of a tensor, which must be there with so many axes."""
+    """Return the shape of a tensor that must exist and have `count` axes."""
     if name not in state:
         raise ValueError(f"weights do not fit: missing {name}")
     shape = tuple(state[name].shape)
@@ -110,9 +110,9 @@ def axes(
 def require_shapes(
     state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse a state whose names or shapes are not the expected ones.
+    """Raise ValueError unless a state has exactly these names and shapes.
 
-    The message names the first few of each kind, and counts them.
+    The message names the first few problems of each kind, and counts them.
     """
     problems = []
     if missing := sorted(shapes.keys() - state.keys()):
@@ -125,18 +125,18 @@ def require_shapes(
         if name in state and tuple(state[name].shape) != tuple(shape)
     ]
     if wrong:
-        problems.append(f"of another shape {first_few(wrong)}")
+        problems.append(f"wrong shapes {first_few(wrong)}")
     if problems:
         raise ValueError("weights do not fit: " + "; ".join(problems))
 
 
 def load_exactly(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a model built on the "meta" device these tensors as its own.
+    """Load copies of tensors into a model that was built on "meta".
 
-    The model takes dtype and device of the tensors, which are copied.
+    The model gets the dtype and the device of the tensors.
 
     Raises:
-        ValueError: where names or shapes are not the model's.
+        ValueError: if names or shapes are not the model's.
     """
     shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     require_shapes(state, shapes)
@@ -149,11 +149,11 @@ def load_exactly(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def require_tied(state: Mapping[str, Tensor]) -> None:
-    """Refuse to tie a head that computes something else than wte.
+    """Raise ValueError if a head differs from wte, so that it cannot be tied.
 
-    Four units in the last place are rounding: dividing a matrix by a root
-    and multiplying it again costs up to two. The message has the size of the
-    difference, or of the bias.
+    A difference of four units in the last place counts as rounding, because
+    dividing a matrix by a root and multiplying it again costs up to two. The
+    message has the size of the difference, or of the bias.
     """
     wte, head = state["wte.weight"], state["lm_head.weight"]
     if not (wte.equal(head) or units_apart(wte, head) <= 4):
@@ -170,10 +170,11 @@ def require_tied(state: Mapping[str, Tensor]) -> None:
 
 
 def units_apart(a: Tensor, b: Tensor) -> float:
-    """Largest difference of two tensors, in units of a's last place.
+    """Return the largest difference of a and b in units of a's last place.
 
-    Below the numbers that keep their precision when they are divided by the
-    root of their count in a row, a unit is as large as there.
+    A very small number loses precision when it is divided by the root of a
+    row's length. For such numbers, the unit is that of the smallest number
+    with full precision.
     """
     finfo = torch.finfo(a.dtype)
     smallest = finfo.smallest_normal * math.sqrt(a.size(-1))
@@ -184,6 +185,6 @@ def units_apart(a: Tensor, b: Tensor) -> float:
 
 
 def first_few(names: list[str]) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first few names and the count of the others, as a text."""
     rest = len(names) - 4
     return ", ".join(names[:4]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,8 +1,9 @@
-"""Layouts of checkpoints that others wrote, and the way to GPT-2's.
+"""Convert layouts of checkpoints to and from GPT-2's.
 
-"gpt2" is what transformers saves, "nanogpt" a state dict of nanoGPT or
-minGPT, which name alike and keep linear weights (out, in), and "scratch"
-the layout of the post "GPT from Scratch", with three projections for one.
+"gpt2" is the layout that transformers saves. "nanogpt" is a state dict of
+nanoGPT or minGPT, which use the same names and (out, in) linear weights.
+"scratch" is the layout of the post "GPT from Scratch", which has separate
+projections for query, key and value.
 """
 
 import re
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .gpt2_layout import LINEAR_WEIGHTS, State, first_few, strip
 
-# The post's names, as patterns, and nanoGPT's.
+# Patterns of names in GPT from Scratch, with nanoGPT's name for each.
 _SCRATCH_NAMES = {
     r"^tok_embed\.": "wte.",
     r"^pos_embed$": "wpe.weight",
@@ -30,7 +31,8 @@ _SCRATCH_NAMES = {
 def recognise(state: Mapping[str, Tensor]) -> str:
     """Return the layout's name: "gpt2", "nanogpt" or "scratch".
 
-    ValueError lists the keys that fit none.
+    Raises:
+        ValueError: for an unknown layout; the message lists the names.
     """
     names = strip(state, "_orig_mod.", "transformer.")
     fused = names.get("h.0.attn.c_attn.weight")
@@ -49,20 +51,20 @@ def recognise(state: Mapping[str, Tensor]) -> str:
     raise ValueError(
         "unknown checkpoint layout: it has neither h.0.attn.c_attn.weight "
         "(GPT-2, nanoGPT, minGPT) nor blocks.0.attn.key.weight (GPT from "
-        f"Scratch), but {first_few(sorted(state)) or 'no tensors at all'}"
+        f"Scratch), but {first_few(sorted(state)) or 'no tensors'}"
     )
 
 
 def bring_to_gpt2(state: Mapping[str, Tensor], layout: str) -> State:
-    """Rename, transpose and join until the names are GPT-2's.
+    """Bring tensors to GPT-2's layout: rename, transpose and join them.
 
     Args:
-        state: in the layout, whole.
-        layout: as `recognise` names it.
+        state: all tensors, in the layout.
+        layout: the layout's name, as `recognise` returns it.
 
     Returns:
-        Names without "transformer.", no mask buffers; lm_head.weight where
-        the file has it.
+        Tensors by name, without "transformer." and mask buffers.
+        lm_head.weight is among them if the file has it.
     """
     if layout == "gpt2":
         return strip(state, "transformer.")
@@ -70,12 +72,12 @@ def bring_to_gpt2(state: Mapping[str, Tensor], layout: str) -> State:
 
 
 def nanogpt_from_gpt2(state: Mapping[str, Tensor]) -> State:
-    """Name and turn tensors as nanoGPT's and minGPT's state dicts do."""
+    """Rename and transpose tensors for nanoGPT and minGPT."""
     return with_prefix(_transpose_linears(state))
 
 
 def with_prefix(state: Mapping[str, Tensor]) -> State:
-    """Put "transformer." before every name but the head's."""
+    """Put "transformer." before every name except the head's."""
     return {
         name if name.startswith("lm_head.") else f"transformer.{name}": tensor
         for name, tensor in state.items()
@@ -83,14 +85,14 @@ def with_prefix(state: Mapping[str, Tensor]) -> State:
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """Count the different numbers after "h."."""
+    """Count the layers in names that contain "h.0." and so on."""
     matches = (re.match(r"h\.(\d+)\.", name) for name in names)
     return len({match[1] for match in matches if match})
 
 
 def _nanogpt(state: Mapping[str, Tensor]) -> State:
     state = strip(state, "_orig_mod.", "transformer.")
-    # safetensors' save_model keeps one name of a tied matrix
+    # safetensors' save_model keeps only one name of a tied matrix
     if "wte.weight" not in state and "lm_head.weight" in state:
         state["wte.weight"] = state["lm_head.weight"]
     weights = [
@@ -99,7 +101,8 @@ def _nanogpt(state: Mapping[str, Tensor]) -> State:
         if name.startswith(("h.", "ln_f.")) and name.endswith(".weight")
     ]
     biases = [f"{name.removesuffix('weight')}bias" for name in weights]
-    if not any(bias in state for bias in biases):  # nanoGPT's bias=False
+    # a nanoGPT with bias=False: add biases of 0
+    if not any(bias in state for bias in biases):
         for weight, bias in zip(weights, biases, strict=True):
             state[bias] = state[weight].new_zeros(state[weight].size(0))
     return _transpose_linears(state)
@@ -129,7 +132,8 @@ def _scratch(state: Mapping[str, Tensor]) -> State:
                 for part in ("query", "key", "value")
             ]
             shapes = {tuple(renamed[n].shape) for n in names if n in renamed}
-            # what cannot be joined is named as it is
+            # parts that cannot be joined keep their names, so that a message
+            # shows them
             if len(shapes) == 1 and all(n in renamed for n in names):
                 parts = [renamed.pop(n) for n in names]
                 renamed[f"h.{i}.attn.c_attn.{kind}"] = torch.cat(parts)

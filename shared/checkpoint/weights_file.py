@@ -1,4 +1,4 @@
-"""The file of a checkpoint's tensors: safetensors, never a pickle.
+"""Read the tensors of a checkpoint from safetensors, never from a pickle.
 
 A pickle is a program that runs when it is read.
 """
@@ -18,7 +18,8 @@ _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 def read_tensors(file: Path) -> State:
     """Return the tensors of a safetensors file.
 
-    ValueError for a pickle, and for a damaged file.
+    Raises:
+        ValueError: for a pickle, or a damaged file.
     """
     try:
         return load_file(file)
@@ -30,7 +31,7 @@ def read_tensors(file: Path) -> State:
 
 
 def require_numbers(file: Path, tensors: State) -> None:
-    """Refuse the tensors of a file that hold NaN: ValueError with a count."""
+    """Raise ValueError, with the count, if tensors of a file hold NaN."""
     for name, tensor in tensors.items():
         if count := int(tensor.isnan().sum()):
             raise ValueError(
@@ -39,9 +40,10 @@ def require_numbers(file: Path, tensors: State) -> None:
 
 
 def find_weights(folder: Path) -> Path:
-    """Return a folder's model.safetensors, or its only .safetensors.
+    """Return a folder's model.safetensors, or its only .safetensors file.
 
-    ValueError where there is none, or several, or a pickle instead.
+    Raises:
+        ValueError: if there is no such file, several files, or a pickle.
     """
     if folder.is_file():
         _refuse_pickle(folder)

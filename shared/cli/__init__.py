@@ -1,14 +1,13 @@
-"""The command gpt-duet: one module for each of its subcommands.
+"""Build the command gpt-duet, with one module for each subcommand.
 
-    options.py         the options that several of them have
-    choices.py         what those options choose: text, config, weights
-    train_loop.py      the loop of train, and how it is resumed
-    job.py             a target of check: the shell's options and a project's
-    kept.py            results of check, kept for the next run
+    options.py         options that several subcommands share
+    choices.py         the text, config and weights that options choose
+    train_loop.py      the loop of train, which can be resumed
+    job.py             targets of check, from the shell and pyproject.toml
+    kept.py            results of check, stored for the next run
 
-Messages are console.py's. A subcommand's module does not
-import torch: it does so once its options are parsed, so that --help and a
-mistyped option are answered at once.
+console.py prints messages. A subcommand's module imports torch only after its
+options are parsed, so that --help and errors in options are fast.
 """
 
 import io
@@ -28,11 +27,12 @@ from ..processes import several
 
 COMMANDS = (
     "check", "compare", "diff", "record", "train", "ladder", "generate",
-    "convert", "bench", "tokenizers",
+    "convert", "bench", "tokenizers", "agents",
 )  # fmt: skip
-# under torchrun; train joins its processes itself
+# commands that run jointly in the processes of torchrun; train is not among
+# them, because it joins the processes itself
 TOGETHER = ("check", "diff")
-# the benchmarks have a manual of their own
+# settings of bench, whose options and help are those of benchmarks/app.py
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -58,7 +58,7 @@ def _gpt_duet(
 
 
 def _in_all_processes(function: Callable[..., None]) -> Callable[..., None]:
-    """Run a command in each process, where torchrun started several."""
+    """Run a command in each process if torchrun started several."""
 
     @wraps(function)
     def run(**options: Any) -> None:
@@ -77,7 +77,8 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="gpt-duet",
         no_args_is_help=True,
-        rich_markup_mode=None,  # its tables are too narrow for descriptions
+        # plain help: in rich's tables the descriptions are too narrow
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -96,21 +97,22 @@ def build_app() -> typer.Typer:
 
 
 def _answer(app: typer.Typer) -> NoReturn:
-    """Run the command; a mistyped option ends in one line, as all mistakes."""
-    usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
+    """Run the command; report a mistyped option in one line."""
+    # the class of usage errors: click's, or typer's own copy
+    usage: Any = typer.BadParameter.__base__
     try:
         sys.exit(app(standalone_mode=False))
     except usage as error:
         text = error.format_message()
-        if "\n" in text:  # the help, where no command is named
+        if "\n" in text:  # no command was given: the text is the help
             print(text, file=sys.stderr)
             sys.exit(2)
         path = error.ctx.command_path if error.ctx else "gpt-duet"
-        fail(f"{text.rstrip('.')}; {path} -h lists what there is")
+        fail(f"{text.rstrip('.')}; {path} -h lists the options")
 
 
 class _Unread(io.FileIO):
-    """The standard output, also where its reader has gone, such as head."""
+    """Standard output, whose reader may end early, as head does."""
 
     def write(self, content: Any) -> int:
         try:
@@ -120,21 +122,22 @@ class _Unread(io.FileIO):
 
 
 def main() -> None:
-    """Run gpt-duet; a user's style may lie in the current folder."""
+    """Run gpt-duet, and let styles be imported from the current folder."""
     here, before = os.getcwd(), sys.stdout
     if type(sys.stdout) is io.TextIOWrapper and not sys.stdout.isatty():
         raw = _Unread(sys.stdout.fileno(), "w", closefd=False)
         encoding = sys.stdout.encoding
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may be ASCII
+        # so that characters which an ASCII terminal lacks are escaped
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.path.append(here)
     try:
         run(lambda: _answer(build_app()))
     finally:
         release_stdout()
-        if here in sys.path:  # a model's module may have changed it
+        if here in sys.path:  # not if a model's module has removed it
             sys.path.remove(here)
         sys.stdout.flush()
         sys.stdout = before

@@ -1,6 +1,7 @@
-"""Runs the command as `python -m gpt_duet.cli`."""
+"""Run the command as `python -m gpt_duet.cli`."""
 
 from . import main
 
-if __name__ == "__main__":  # the process of a target imports this again
+# false in the process that checks a target, which imports this file
+if __name__ == "__main__":
     main()

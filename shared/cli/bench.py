@@ -1,4 +1,4 @@
-"""gpt-duet bench: gpt_duet.benchmarks, run by its name."""
+"""gpt-duet bench: run gpt_duet.benchmarks."""
 
 import sys
 from importlib import import_module
@@ -17,5 +17,5 @@ def bench(
 ) -> None:
     """Measure speed: both styles, their peers, and the machine's limit."""
     sys.argv[1:] = words or []
-    # by name: nothing of this package depends on the benchmarks
+    # import by name, so that this package does not depend on the benchmarks
     import_module(f"{KIT}.benchmarks.app").main()

@@ -1,8 +1,9 @@
-"""gpt-duet check: the invariants, for anyone's model."""
+"""gpt-duet check: check the invariants of any model."""
 
 import locale
 import os
 from collections.abc import Sequence
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -22,12 +23,12 @@ from ..validation import require_parent
 from . import formats, options
 from .job import Job, jobs_of
 
-if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
+if TYPE_CHECKING:  # for annotations only: --help must be fast
     from tqdm import tqdm
 
     from ..invariants import CheckResult, Report
 
-COLOURS = {  # of each status
+COLOURS = {  # by status: the colour of the word in the table
     "passed": "green",
     "failed": "red",
     "error": "red",
@@ -35,8 +36,9 @@ COLOURS = {  # of each status
     "expected": "magenta",
 }
 Texts = list[str] | None
-SILENCE = 10.0  # seconds until the first line, at most
-# The shades of a map, where the terminal has no others.
+# seconds without output after which a warning says that a model is slow
+SILENCE = 10.0
+# ASCII characters for terminals that lack the shades of a map.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 
 
@@ -56,43 +58,45 @@ def _list(wanted: bool) -> bool:
 def check(
     context: typer.Context,
     models: Annotated[Texts, Argument(
-        help="What builds each model: package.module:factory, "
-        "path/to/file.py:factory, an expression in place of the factory, a "
+        help="The models, each as package.module:factory, "
+        "path/to/file.py:factory, an expression instead of the factory, a "
         "package with build_model(config), such as annotated, or "
         "exec:COMMAND, a program in any language. Default: the "
         "targets of [tool.gpt-duet] in pyproject.toml.")] = None,
     show_list: Annotated[bool, Option("--list", callback=_list, is_eager=True,
-        help="List the checks, and run none.")] = False,
+        help="List the checks without running them.")] = False,
     json_file: options.Json = None,
     form: Annotated[Literal["text", "github", "sarif"], Option("--format",
         help="github: also write annotations for a workflow, and the step's "
-        "summary; sarif: write SARIF to the standard output, and all else to "
-        "the standard error.")] = "text",
+        "summary; sarif: write SARIF to the standard output, and everything "
+        "else to the standard error.")] = "text",
     verbose: Annotated[bool, Option("--verbose", "-v",
-        help="In a terminal, too, show all that a check says that passed.",
-        )] = False,
+        help="Show the whole message of checks that passed, also in a "
+        "terminal.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q",
-        help="Show failures alone.")] = False,
+        help="Show only failures.")] = False,
     fresh: Annotated[bool, Option("--fresh",
-        help="Run anew what passed in an earlier run of the same files, "
-        "settings and versions, whose result is kept in .gpt_duet_cache.",
+        help="Ignore the results in .gpt_duet_cache, which are those of "
+        "models that passed with the same files, settings and versions.",
         )] = False,
     map_file: Annotated[Path | None, Option("--map",
         help="Draw which token influences which position, in a .png or .html "
         "file.")] = None,
     debug: options.Debug = False,
+    # all other settings are in shared/settings.py, which Python also reads
     **settings: Any,
 ) -> None:  # fmt: skip
-    """Check that models do not see future tokens, and much else.
+    """Check that models do not see future tokens, and other invariants.
 
-    The exit status is 0 if everything holds, 1 if a check failed, 2 if the
-    call was wrong, and 130 after Ctrl-C.
+    The exit status is 0 if no check failed, 1 if a check failed, 2 if the
+    command is wrong or a model cannot be checked, and 130 after Ctrl-C.
     """
     if form == "sarif":
         reserve_stdout()
     require_parent(json_file)
     if json_file not in (None, STDOUT):
-        json_file = json_file.absolute()  # a model may change the folder
+        # absolute, because a model may change the current folder
+        json_file = json_file.absolute()
     console = Console(stderr=json_file == STDOUT or form == "sarif")
     shown = Shown(console, console.is_terminal and not verbose, quiet)
     try:
@@ -103,9 +107,11 @@ def check(
         require_parent(map_file)
         if map_file and map_file.suffix not in (".png", ".html"):
             raise ValueError(
-                f"a map ends in .png or .html, got {map_file.name}"
+                f"--map takes a .png or .html file, got {map_file.name}"
             )
-        results, status = _check_all(jobs_of(context), fresh, shown)
+        jobs = jobs_of(context)
+        with chdir(jobs[0].folder):
+            results, status = _check_all(jobs, fresh, shown)
     except ValueError as error:
         wrong = {"ok": False} | _wrong(error)
         named = models or [settings["scorer"] or "pyproject.toml"]
@@ -118,7 +124,13 @@ def check(
 
 
 class Shown:
-    """Prints reports, each row as soon as its check ends."""
+    """Prints reports, each row as soon as the row's check ends.
+
+    Args:
+        console: where to print.
+        brief: whether to shorten the messages of passed checks.
+        quiet: whether to print only failures.
+    """
 
     def __init__(self, console: Console, brief: bool, quiet: bool):
         self.console, self.brief, self.quiet = console, brief, quiet
@@ -136,14 +148,14 @@ class Shown:
             self.print(report.heading(width))
 
     def grow(self, report: "Report", line: "tqdm[Any]", slow: Timer) -> None:
-        """Print the newest row, and below it the check under way."""
+        """Print the newest row; below it, print the running check's name."""
         slow.cancel()
         line.set_description_str(report.under_way, refresh=False)
         with line.external_write_mode():
             self.row(report)
 
     def end(self, report: "Report", map_file: Path | None) -> None:
-        """Print what stands below the rows; if quiet, failures alone."""
+        """Print the end of a report; with `quiet`, also print the failures."""
         if not self.quiet:
             self.print(report.ending(self.console.width))
         elif not report.ok:
@@ -159,12 +171,12 @@ class Shown:
     def print_row(
         self, report: "Report", result: "CheckResult", brief: bool = False
     ) -> None:
-        """Print the row of a check, its status in colour."""
+        """Print a check's row, with the status in colour."""
         start, status, end = report.cells(result, self.console.width, brief)
         self.print(start, (status, COLOURS[status]), end)
 
     def print(self, *parts: str | tuple[str, str]) -> None:
-        """Print parts of a text; a part with a colour is a pair."""
+        """Print parts of a text: strings, or pairs (string, colour)."""
         encodings = f"{self.console.encoding} {locale.getencoding()}"
         plain = encodings.lower().count("utf") < 2
         whole = Text()
@@ -178,15 +190,15 @@ class Shown:
 def _check_all(
     jobs: Sequence[Job], fresh: bool, shown: Shown
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the results of all targets, and the exit status.
+    """Check all targets; return their results and the exit status.
 
-    One target that cannot be checked does not lose the others' results.
+    If a target cannot be checked, the others are still checked.
     """
     from .checking import check_here, settings_of
 
     for job in jobs:
         settings_of(job)
-    # so nothing that a target sets for its process reaches the next one
+    # with several targets, check each in its own process
     apart = len(jobs) > 1 and not several()
     results: list[dict[str, Any]] = []
     status = 0
@@ -219,13 +231,13 @@ def _check_all(
             status = max(status, int(not report.ok))
             if report.interrupted:
                 return results, 130
-    except KeyboardInterrupt:  # while a model was built, or a map drawn
+    except KeyboardInterrupt:  # while a model is built or a map is drawn
         status = 130
     return results, status
 
 
 def _wrong(error: ValueError) -> dict[str, Any]:
-    """Return what a target's JSON says that could not be checked."""
+    """Return the JSON fields of a target that could not be checked."""
     return {"error": str(error), "places": getattr(error, "places", [])}
 
 
@@ -235,9 +247,9 @@ def _write(
     models: Sequence[dict[str, Any]],
     whole: dict[str, Any],
 ) -> None:
-    """Write all results, from the first process alone.
+    """Write all results, if this is the first process of several.
 
-    The JSON has fields for the models as a whole, and for each of them.
+    `models` has the fields of each model; `whole` has all other fields.
     """
     if several() and os.environ["RANK"] != "0":
         return

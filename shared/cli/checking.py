@@ -1,4 +1,4 @@
-"""A target is loaded, built and checked in this process."""
+"""Load, build and check a target in this process."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +20,7 @@ from ..running.ranks import first, together
 from ..scoring import check_scorer
 from ..targets import load_makers, load_target, needed_arguments
 from ..validation import choose_device
+from ..visibility import name_of, takes_tokens
 from .job import Job
 from .kept import entry_of
 
@@ -27,10 +28,10 @@ MAP_LENGTH = 32
 
 
 def settings_of(job: Job) -> dict[str, Any]:
-    """Return the arguments of check_model or check_scorer, without makers.
+    """Return arguments for check_model or check_scorer; functions are names.
 
     Raises:
-        ValueError: for checks or a device that there are not.
+        ValueError: for a check or a device that does not exist.
     """
     settings = dict(job.settings)
     if job.scorer:
@@ -39,7 +40,7 @@ def settings_of(job: Job) -> dict[str, Any]:
     chosen = choose_checks(settings.pop("only", None) or None)
     settings["checks"] = [name for name in chosen if name not in left_out]
     if not settings["checks"]:
-        raise ValueError("no check is left to run")
+        raise ValueError("no check to run: --skip leaves out every check")
     settings["device"] = choose_device(settings["device"])
     settings["expected_failures"] = full_names(settings["expected_failures"])
     return settings
@@ -52,12 +53,12 @@ def check_here(
 
     Args:
         job: the target, and how to check it.
-        fresh: whether to run it though its result is kept.
-        tell: called with the report as it grows.
+        fresh: whether to ignore a result kept from an earlier run.
+        tell: a function that gets the report as it grows.
 
     Raises:
-        ValueError: for a model that cannot be built, called or read, and for
-            one that ends the program. Its traceback is printed first.
+        ValueError: if the model cannot be built, called or read, or if it ends
+            the program. Before that, the model's traceback is printed.
     """
 
     def named(report: Report) -> None:
@@ -80,7 +81,7 @@ def check_here(
             words = str(error)
             if isfunction(factory) and (needed := needed_arguments(factory)):
                 call = f"{factory.__name__}({', '.join(needed)})"
-                words += f"; a factory takes no arguments: {call} needs "
+                words += f"; a factory takes no arguments: {call} requires "
                 words += " and ".join(needed)
             raise ValueError(words) from error.__cause__
     if entry:
@@ -89,7 +90,7 @@ def check_here(
 
 
 def load(job: Job, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what makes the model or the scorer, and its settings, loaded."""
+    """Load a job's target, and the functions that its settings name."""
     sizes = settings.get("vocab_size"), settings.get("block_size")
     with together(f"loading {job.target}"):
         factory = load_target(job.scorer or job.target, *sizes)
@@ -102,6 +103,10 @@ def _draw(
     file: Path,
     settings: dict[str, Any],
 ) -> None:
+    sees = settings.get("sees")
+    if sees is not None and takes_tokens(sees):
+        console.warn(f"no map: {name_of(sees)} depends on the tokens")
+        return
     length = min(MAP_LENGTH, report.block_size)
     names = ("seed", "device", "layout", "outputs")
     how = {name: settings[name] for name in names}
@@ -110,6 +115,6 @@ def _draw(
     if not first():
         return
     try:
-        save_map(matrix, file, f"influence in {report.model}")
+        save_map(matrix, file, f"influence in {report.model}", sees)
     except OSError as error:
         console.warn(f"no map: {error}")

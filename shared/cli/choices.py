@@ -1,4 +1,4 @@
-"""Text, config and weights as the options of several commands choose them."""
+"""Choose text, config and weights from the options of several commands."""
 
 import json
 from collections.abc import Callable
@@ -13,8 +13,10 @@ from ..protocol import Style
 from ..tokenization.texts import default_text, read_text
 from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
 
-TOKENIZER = "gpt_duet_tokenizer.json"  # next to weights that were trained here
-RANDOM = Path("random")  # of --weights: none of a file
+# file that convert writes next to weights
+TOKENIZER = "gpt_duet_tokenizer.json"
+# value of --weights for random weights: no file is read
+RANDOM = Path("random")
 SMALL_NOTE = (
     "the small model that comes with gpt-duet, trained on Python's "
     "documentation and stored as a GPT-2 checkpoint"
@@ -24,7 +26,7 @@ SIZES = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that describe a model; None for each that is not given."""
+    """The options that describe a model; an option not given is None."""
 
     preset: str | None
     n_layer: int | None
@@ -47,7 +49,7 @@ def choose_text(
     file: Path | None,
     default: Callable[[], str] = default_text,
 ) -> tuple[str, str]:
-    """Return the text and where it is from."""
+    """Return the text, and a name for where it comes from."""
     if text is not None and file is not None:
         raise ValueError("give --text or --file, not both")
     if file is not None:
@@ -59,7 +61,7 @@ def choose_text(
 
 
 def require_text(option: str, text: str) -> None:
-    """Refuse an empty text, and bytes of the command line that are none."""
+    """Raise ValueError if a text is empty or not UTF-8."""
     if not text:
         raise ValueError(f"{option} is empty")
     try:
@@ -73,8 +75,8 @@ def choose_tokenizer(
 ) -> tuple[Tokenizer, str]:
     """Return a tokenizer and its name.
 
-    The default is the tokenizer that convert wrote next to the weights, if
-    there is one.
+    By default, this is the tokenizer next to the weights, if convert wrote one
+    there.
     """
     if weights is not None and (weights / TOKENIZER).is_file():
         own = json.loads((weights / TOKENIZER).read_text("utf-8"))
@@ -91,9 +93,9 @@ def choose_config(
 ) -> GPTConfig:
     """Return the config that the options describe.
 
-    Sizes given by the user come first, then the preset's, then the
-    defaults; the vocabulary is the tokenizer's where the preset leaves it
-    open. Others are further fields of the config; None for the default.
+    The user's sizes replace the preset's, which replace the defaults. If the
+    preset has no vocabulary size, the tokenizer's is used. `others` are
+    further fields; a field that is None gets its default.
     """
     given = {k: v for k, v in asdict(options).items() if v is not None}
     given |= {k: v for k, v in others.items() if v is not None}
@@ -122,11 +124,11 @@ def choose_weights(
     style: Style,
     seed: int,
 ) -> Checkpoint:
-    """Return weights with their config, and in words where they are from.
+    """Return weights, their config, and notes on the source of the weights.
 
-    The folder is the argument of --weights, or RANDOM. None is the small
-    model of the kit if no other size or tokenizer is given, else random
-    weights, which the style draws.
+    The folder is the argument of --weights, or RANDOM. Without a folder, the
+    weights are those of the kit's small model, or random if the user gave a
+    size or another tokenizer.
     """
     if (
         folder is None
@@ -150,12 +152,12 @@ def load_weights(
     tokenizer_name: str,
     option: str = "--weights",
 ) -> Checkpoint:
-    """Return what an option's folder has, cut to the tokenizer's ids."""
+    """Return a folder's weights, without rows beyond the tokenizer's ids."""
     for name in ("preset", "n_layer", "n_embd", "block_size"):
         if getattr(options, name) is not None:
             raise ValueError(
-                f"{option} brings its own sizes: leave "
-                f"--{name.replace('_', '-')} out"
+                f"{option} determines the sizes: leave out "
+                f"--{name.replace('_', '-')}"
             )
     checkpoint = load_checkpoint(
         folder, n_head=options.n_head, activation=options.activation

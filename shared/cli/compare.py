@@ -1,7 +1,8 @@
-"""gpt-duet compare: both styles from one set of weights over a text."""
+"""gpt-duet compare: run both styles from one set of weights on a text."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,13 +21,48 @@ from ..validation import (
 )
 from . import options
 
+if TYPE_CHECKING:
+    from ..comparison.page.live import Verdict
+
+PORT = 8000  # port of the live page
+# Tokens and seconds of check_causality on the live page: enough tokens to show
+# a mask, few enough seconds for a reader to wait.
+JUDGED_TOKENS, JUDGED_SECONDS = 8, 2.0
+
+
+def judge_causality(model: Any) -> "Verdict":
+    """Return the verdict of check_causality on a model."""
+    from ..comparison.page.live import Verdict
+    from ..invariants import check_model
+    from ..running.tokens import spans
+
+    report = check_model(
+        model,
+        vocab_size=model.vocab_size,
+        block_size=min(JUDGED_TOKENS, model.block_size),
+        checks=["check_causality"],
+        budget=JUDGED_SECONDS,
+        on_progress=lambda report: None,
+    )
+    (result,) = report.results
+    headline = result.status
+    if result.leak is not None:
+        where = "position {position} sees token {token}".format(**result.leak)
+        headline = f"{where}, by {result.leak['size']:.2g}"
+    elif result.proof is not None and result.proof["proved"]:
+        lengths = spans(result.proof["lengths"])
+        headline = (
+            f"proved at lengths {lengths}: no position sees a later token"
+        )
+    return Verdict(result.status, headline, result.message)
+
 
 def compare(
     styles: Annotated[
         list[str] | None,
         Argument(
-            help="Two styles, each a package that writes the decoder in its "
-            "own way. Default: annotated mingpt_style.",
+            help="Two styles: packages that implement the decoder. Default: "
+            "annotated mingpt_style.",
         ),
     ] = None,
     text: options.Text = None,
@@ -52,15 +88,31 @@ def compare(
         Path | None,
         Option(
             "--bench",
-            help="Draw these times in the page: a file that gpt-duet bench "
+            help="Draw times in the page, from a file that gpt-duet bench "
             "forward --json wrote.",
+        ),
+    ] = None,
+    serve: Annotated[
+        bool,
+        Option(
+            "--serve",
+            help="Serve the page on this machine, with a field for your own "
+            "texts. Ctrl-C ends it.",
+        ),
+    ] = False,
+    port: Annotated[
+        int | None,
+        Option(
+            help=f"Port of --serve; 0: any free one. Default: {PORT}.",
+            min=0,
+            max=65_535,
         ),
     ] = None,
 ) -> None:
     """Run two styles from one set of weights, and show how far they differ.
 
-    They compute one function if rounding explains the difference: then the
-    exit status is 0, else 1.
+    The styles compute one function if rounding explains the difference: then
+    the exit status is 0, otherwise 1.
     """
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
@@ -71,23 +123,26 @@ def compare(
             f"{names[1]!r} compares them"
         )
     whole_number("seed", seed)
-    if bench_file is not None and html_file is None:
-        raise ValueError("--bench is drawn in a page: give --html, too")
+    if bench_file is not None and html_file is None and not serve:
+        raise ValueError("--bench requires a page: give --html as well")
     for path in (json_file, html_file):
         require_parent(path)
     require_different(
         {"json": json_file, "html": html_file}, file=file, bench=bench_file
     )
+    if port is not None and not serve:
+        raise ValueError("--port requires the live page: give --serve as well")
     import torch
 
     from ..benchmark_results import read_first_run
-    from ..comparison.page import render_page
+    from ..comparison.page import Live, PageServer, render_page
     from ..comparison.styles import compare_pair, make_pair
     from ..comparison.terminal import show_comparison, show_tokens
     from ..protocol import load_style
     from ..tokenization.texts import default_passage, text_stamp
     from . import choices
 
+    server = PageServer(PORT if port is None else port) if serve else None
     packages = load_style(names[0]), load_style(names[1])
     dtype = choose_dtype(dtype_name)
     bench = None if bench_file is None else read_first_run(bench_file)
@@ -124,7 +179,7 @@ def compare(
     tokens = torch.tensor([used], device=device)
     pair = make_pair(packages, config, checkpoint.to(device, dtype), tokens)
     comparison = compare_pair(pair, weights=notes, threads=threads)
-    show_comparison(console, comparison, tokenizer)
+    show_comparison(console, comparison, tokenizer, used)
     text_facts = {
         "source": source,
         "characters": len(content),
@@ -135,12 +190,20 @@ def compare(
     }
     if json_file is not None:
         write_json(json_file, {"text": text_facts} | comparison.to_dict())
+    page = partial(
+        render_page, pair, comparison, tokenizer, text_facts,
+        bench, bench_file.name if bench_file else "",
+    )  # fmt: skip
     if html_file is not None:
-        page = render_page(
-            pair, comparison, tokenizer, text_facts,
-            bench, bench_file.name if bench_file else "",
-        )  # fmt: skip
-        write_atomically(html_file, page)
+        write_atomically(html_file, page())
         console.print(RichText(f"page: {html_file}"))
+    if server is not None:
+        live = Live(pair, tokenizer, used, judge_causality)
+        server.open(page(live), live.questions)
+        console.print(
+            RichText(f"live page: {server.address} (Ctrl-C ends it)")
+        )
+        server.run()
+        console.print("stopped")
     if not comparison.one_function:
         raise typer.Exit(1)

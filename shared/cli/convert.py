@@ -1,4 +1,4 @@
-"""gpt-duet convert: a checkpoint from one layout to another."""
+"""gpt-duet convert: write a checkpoint in another layout."""
 
 import json
 from pathlib import Path
@@ -18,30 +18,32 @@ def convert(
     weights: Annotated[
         Path | None,
         Option(
-            help="A folder with model.safetensors and config.json: of "
+            help="A folder with model.safetensors and config.json, from "
             "transformers' GPT-2, nanoGPT, minGPT or the post GPT from "
             "Scratch."
         ),
     ] = None,
     run: Annotated[
         Path | None,
-        Option("--checkpoint", help="A run of gpt-duet train instead."),
+        Option(
+            "--checkpoint", help="Instead of --weights: a gpt-duet train run."
+        ),
     ] = None,
     n_head: options.NHead = None,
     activation: options.Activation = None,
 ) -> None:
     """Write a checkpoint in another layout.
 
-    The new folder has model.safetensors and config.json, and appears once
-    both are whole. "gpt2" is what transformers loads as a GPT2LMHeadModel,
-    "nanogpt" what nanoGPT and minGPT load as their state dict. "flat" is for
-    a program in any language: model.bin has a line of sizes and then float32
-    numbers, model.json their names, shapes and offsets. --n-head and
-    --activation are for weights whose config.json does not give them. The
-    tokenizer of a run goes along, for gpt-duet generate --weights.
+    The new folder has model.safetensors and config.json, and appears when
+    both are complete. transformers loads "gpt2" as a GPT2LMHeadModel; nanoGPT
+    and minGPT load "nanogpt" as their state dict. "flat" is for a program in
+    any language: model.bin has a line of sizes and then float32 numbers,
+    model.json has their names, shapes and offsets. Give --n-head and
+    --activation if the config.json of the weights lacks them. The tokenizer
+    of a run is copied as well, for gpt-duet generate --weights.
     """
     if (weights is None) == (run is None):
-        raise ValueError("give --weights or --checkpoint, one of the two")
+        raise ValueError("give either --weights or --checkpoint")
     require_new_folder(out)
     from ..checkpoint import (
         Checkpoint,
@@ -69,7 +71,8 @@ def convert(
     save_checkpoint(out, checkpoint.state, checkpoint.config, layout, others)
     config = checkpoint.config
     reader = "transformers: GPT2LMHeadModel"
-    if layout == "nanogpt":  # nanoGPT ties its head and has gelu, minGPT not
+    # say whether nanoGPT or minGPT fits: nanoGPT has a tied head and gelu
+    if layout == "nanogpt":
         head = "a tied" if config.tie_weights else "an untied"
         reader = f"nanoGPT or minGPT with {head} head and {config.activation}"
     if layout == "flat":

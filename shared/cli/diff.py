@@ -1,4 +1,4 @@
-"""gpt-duet diff: two implementations side by side, by source or by value."""
+"""gpt-duet diff: compare two implementations by source or by value."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -47,42 +47,42 @@ def diff(
         list[str] | None,
         Argument(
             metavar="[CONCEPT] | LEFT RIGHT",
-            help="A concept (embedding, attention, feed_forward, block, "
-            "model or head; default: all of them): its source in both "
+            help="One concept (embedding, attention, feed_forward, block, "
+            "model or head; default: all) shows its source in both "
             "styles. Two models (a style, package.module:factory, "
             "path/to/file.py:factory, an expression after the colon, or "
-            "exec:COMMAND, a program in any language): "
-            "their lines, paired by the values they compute. Each may be a "
-            "recording: an .npz or .safetensors of arrays in the order in "
-            "which they are computed, with the tokens.",
+            "exec:COMMAND, a program in any language) show "
+            "their lines, paired by the values they compute. A model may be "
+            "a recording: an .npz or .safetensors file of the tokens, and of "
+            "arrays in the order in which they are computed.",
         ),
     ] = None,
     cache: Annotated[
         str | None,
         Option(
             metavar="MODEL | MAKER | STEP",
-            help="One model with itself: decoding with its cache against its "
-            "full pass, position by position. The cache is found, or the "
-            "model comes first and this makes an empty one: my_pkg.model:"
-            "build --cache my_pkg:make_cache; or this is a step: "
-            "step(model, tokens, cache), with None as the first cache, "
-            "returns scores and the cache.",
+            help="Compare a model's decoding with its cache with its full "
+            "pass, position by position. --cache MODEL finds the cache. "
+            "MODEL --cache MAKER takes a function that makes an empty cache: "
+            "my_pkg.model:build --cache my_pkg:make_cache. MODEL --cache STEP "
+            "takes a step of decoding: step(model, tokens, cache) gets None "
+            "as the first cache, and returns scores and the cache.",
         ),
     ] = None,
     scores: Annotated[
         str | None,
         Option(
             metavar="LEFT | NAME",
-            help="Two scorers of a text, LEFT RIGHT TEXT: my_pkg:make_score, "
-            "or a file of log-probabilities; TEXT is a file, or ids as "
-            '"1,2,3". For two models: the array of a recording that holds '
-            "the scores.",
+            help="Compare two scorers of a text, LEFT RIGHT TEXT. A scorer is "
+            "my_pkg:make_score, or a file of log-probabilities; TEXT is a "
+            'file, or ids like "1,2,3". For two models: the array of a '
+            "recording that holds the scores.",
         ),
     ] = None,
     width: Annotated[
         int | None,
         Option(
-            help="Columns to use; below 120 the two stand one under the "
+            help="Columns to use; with less than 120, one side is below the "
             "other. Default: the terminal's."
         ),
     ] = None,
@@ -92,21 +92,23 @@ def diff(
     tokens: Annotated[
         str | None,
         Option(
-            help='For two models: the ids to run, as "1,2,3". Default: a '
+            help='For two models: the ids to run, like "1,2,3". Default: a '
             "text for two styles, else 16 ids drawn from a seed.",
         ),
     ] = None,
     tokenizer_name: options.TokenizerName = options.TOKENIZER,
     vocab_size: Annotated[
         int | None,
-        Option(help="Number of tokens, where a model does not say its own."),
+        Option(help="Number of tokens, if a model does not declare it."),
     ] = None,
     layer: Annotated[
-        int | None, Option(help="For two models: show this layer alone.")
+        int | None, Option(help="For two models: show only this layer.")
     ] = None,
     whole: Annotated[
         bool,
-        Option("--all", help="For two models: also lines of one side alone."),
+        Option(
+            "--all", help="For two models: also show lines of only one side."
+        ),
     ] = False,
     position: Annotated[
         int | None,
@@ -119,14 +121,14 @@ def diff(
         bool,
         Option(
             "--gradients",
-            help="For two models: compare the gradients of the weights, too.",
+            help="For two models: also compare the gradients of the weights.",
         ),
     ] = False,
     dtype: Annotated[
         str | None,
         Option(
             help=f"For two models: run both in {', '.join(DTYPES)}. Default: "
-            "float64 where both run there."
+            "float64, if both run in it."
         ),
     ] = None,
     tolerance: Annotated[
@@ -139,25 +141,25 @@ def diff(
     ignore: Annotated[
         list[str] | None,
         Option(
-            help="Name of arrays of a recording to leave out, or one word of "
-            "it; may be repeated.",
+            help="Leave out arrays of a recording with this name, or with "
+            "this word in it; may be repeated.",
         ),
     ] = None,
     table: Annotated[
         Path | None,
         Option(
-            help='A JSON file of {"left": "right"}: which array, module or '
-            "line on the left is which on the right; {i} stands for each "
-            "layer.",
+            help='A JSON file of {"left": "right"}: names of arrays, modules '
+            "or lines on the left, with those on the right; {i} is the number "
+            "of each layer.",
         ),
     ] = None,
     quick: Annotated[
         bool,
         Option(
             "--quick",
-            help="For two models: compare the first text only. Default: also "
-            "the scores of longer texts, special ids and rows, with redrawn "
-            "zeros and ones, and in train mode.",
+            help="For two models: compare only the first text. By default, "
+            "also compare the scores on longer texts, special ids and "
+            "several rows, with redrawn zeros and ones, and in train mode.",
         ),
     ] = False,
     json_file: options.Json = None,
@@ -165,18 +167,17 @@ def diff(
         Path | None,
         Option(
             "--html",
-            help="For two models: also write a page that goes through both "
-            "step by step.",
+            help="For two models: also write a page that shows both step by "
+            "step.",
         ),
     ] = None,
 ) -> None:
     """Show two implementations side by side.
 
-    Two models end with status 0 if they are one function in all that is
-    compared (the last line says at what; --quick: on these tokens only),
-    with 1 if they part, and the last line says where; so does one model with
-    --cache. In a terminal a long
-    source goes through a pager ($PAGER, or less).
+    For two models, the exit status is 0 if they agree in everything that was
+    compared, and 1 if they differ. The last line says what was compared, or
+    where they first differ. The same holds for one model with --cache. In a
+    terminal, a long source opens in a pager ($PAGER, or less).
     """
     if width is not None:
         whole_number("--width", width, at_least=NARROWEST)
@@ -194,8 +195,8 @@ def diff(
     maker = cache if names else None
     if maker and ":" not in maker:
         raise ValueError(
-            f"--cache takes what makes a cache, as my_pkg:make_cache, got "
-            f"{maker!r}"
+            f"--cache takes a function that makes a cache, as "
+            f"my_pkg:make_cache, got {maker!r}"
         )
     if cache and not names:
         names = [cache]
@@ -243,7 +244,7 @@ def diff(
     )
     if layer is not None and layer not in found.layers:
         raise ValueError(
-            f"there is no layer {layer}: {len(found.layers)} in all"
+            f"no layer {layer}: the models have {len(found.layers)} layers"
         )
     numbers = {} if position is None else numbers_at(found, position)
     found.show(console, layer, whole, numbers)
@@ -257,6 +258,6 @@ def diff(
 
 
 def _refuse(given: Iterable[str], words: str) -> None:
-    """Refuse options that were given, with what they go with."""
+    """Raise ValueError for the first given option, which requires `words`."""
     for option in sorted(given):
-        raise ValueError(f"{option} goes with {words}")
+        raise ValueError(f"{option} requires {words}")

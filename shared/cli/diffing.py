@@ -1,4 +1,4 @@
-"""Finds the models, the recordings and the tokens that gpt-duet diff runs."""
+"""Find the models, recordings and tokens for gpt-duet diff, and run it."""
 
 import os
 import re
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ..comparison.values.terminal import Numbers
     from ..protocol import Style
 
-NUMBERS = 6  # of a value that are shown at one position
-TOKENS = 24  # of the default text that two styles are run on
+NUMBERS = 6  # first numbers of a value to show at one position
+TOKENS = 24  # tokens of the default text for two styles
 TINY_WEIGHTS = "the weights of the tiny model: another is an expression"
 STYLES = ("annotated", "mingpt_style")
 RECORDINGS = (".npz", ".safetensors")
 
 
 def show_concepts(console: Console, names: Sequence[str]) -> None:
-    """Show the source of a concept, or of all of them, in both styles."""
+    """Show both styles' source of one concept (attention, ...) or of all."""
     from ..comparison.sources import (
         concept_names,
         pair_sources,
@@ -40,7 +40,7 @@ def show_concepts(console: Console, names: Sequence[str]) -> None:
     styles = load_style(STYLES[0]), load_style(STYLES[1])
     known = concept_names(*styles)
     sources = pair_sources(*styles)
-    # a part of a concept, such as the norm
+    # the name may be that of a part of a concept, such as the norm
     if names and names[0] not in known:
         sources[names[0]] = parts_named(sources, names[0])
     if names and not sources[names[0]]:
@@ -49,10 +49,10 @@ def show_concepts(console: Console, names: Sequence[str]) -> None:
                 f"a second model is missing: diff {names[0]} RIGHT"
             )
         raise ValueError(
-            f"no concept {names[0]!r}{did_you_mean(names[0], known)}; there "
-            f"is {', '.join(known)}, and their parts, as norm"
+            f"no concept {names[0]!r}{did_you_mean(names[0], known)}; give "
+            f"one of {', '.join(known)}, or a part, such as norm"
         )
-    # without this, less does not show colours
+    # options for the pager less, which otherwise would not show colours
     os.environ.setdefault("LESS", "-FRX")
     show_sources(console, STYLES, {c: sources[c] for c in names or known})
 
@@ -63,9 +63,10 @@ def choose_tokens(
     tokens: str | None,
     tokenizer_name: str,
 ) -> tuple[list[int] | None, Callable[[int], str]]:
-    """Return the ids to run, None for drawn ones, and how to show an id.
+    """Return the ids to run, and a function that shows an id as text.
 
-    Two styles run on a text by default: the small model was trained on it.
+    The ids are None if they are to be drawn at random. By default, two styles
+    run on a text that the small model was trained on.
     """
     from ..comparison.text import token_text
     from ..tokenization.texts import default_passage
@@ -79,7 +80,7 @@ def choose_tokens(
             return [int(token) for token in tokens.split(",")], str
         except ValueError:
             raise ValueError(
-                f'--tokens must be numbers, as "1,2,3", got {tokens!r}'
+                f'--tokens must be numbers like "1,2,3", got {tokens!r}'
             ) from None
     if text is not None:
         require_text("--text", text)
@@ -93,19 +94,19 @@ def choose_tokens(
 
 
 def read_table(path: Path) -> dict[str, str]:
-    """Return a JSON file's names of the left with those of the right."""
+    """Read a JSON file that maps names in the left model to the right's."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except msgspec.ValidationError:
         raise ValueError(
-            f'{path} must hold {{"left": "right", ...}} alone'
+            f'{path} must hold only {{"left": "right", ...}}'
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def is_side(name: str) -> bool:
-    """Whether a name is that of a model or a recording, and no text."""
+    """Return whether an argument names a model or recording, not a text."""
     is_file = Path(name).suffix in RECORDINGS
     return is_file or ":" in name or _style(name) is not None
 
@@ -123,10 +124,10 @@ def load_side(name: str, vocab_size: int | None) -> Any:
 
 
 def load_sides(names: Sequence[str], vocab_size: int | None) -> list[Any]:
-    """Return what is named.
+    """Return the models or recordings with these names.
 
-    Styles alone have the small model's weights, next to a program those of
-    the tiny model.
+    Two styles run with the weights of the small model. A style that is
+    compared with a program runs with the weights of the tiny model.
     """
     import torch
 
@@ -155,7 +156,7 @@ def diff_values(
     vocab_size: int | None,
     **settings: Any,
 ) -> "ValueDiff":
-    """Run two models, two styles from one set of weights."""
+    """Compare two models by value, and return the result."""
     from ..comparison.values import diff_by_value
     from ..targets import PREFIX
 
@@ -164,7 +165,7 @@ def diff_values(
     if len(styles) == 1:
         sizes = _default_sizes(names, vocab_size)
         if any(name.startswith(PREFIX) for name in names):
-            sizes = f"; next to a program a style has {TINY_WEIGHTS}"
+            sizes = f"; compared with a program, a style has {TINY_WEIGHTS}"
     left, right = load_sides(names, vocab_size)
     try:
         found = diff_by_value(
@@ -190,7 +191,7 @@ def diff_of_ranks(
     gradients: bool,
     json_file: Path | None,
 ) -> bool:
-    """Show where a sharded model parts from its original; say if they do."""
+    """Compare a sharded model with its original; return whether they agree."""
     from ..distributed.diff import diff_sharded
     from ..running.ranks import first
 
@@ -211,7 +212,7 @@ def diff_of_ranks(
 
 
 def numbers_at(found: "ValueDiff", position: int) -> "Numbers":
-    """Return what each value holds at one position, as text."""
+    """Return the first numbers of each value at a position, as text."""
     from ..comparison.values.layouts import as_table
 
     length = found.sides[0].tokens.size(-1)
@@ -245,10 +246,9 @@ def decode(
     vocab_size: int | None,
     json_file: Path | None,
 ) -> bool:
-    """Show decoding with a cache next to the full pass; say if it is one.
+    """Compare cached decoding with the full pass; return whether they agree.
 
-    The maker is a target that makes an empty cache, None for one that is
-    found.
+    `maker` is a target that makes an empty cache; None: the kit finds a cache.
     """
     from ..comparison.values.decoding import diff_cache
     from ..comparison.values.terminal import show_decoding
@@ -268,7 +268,7 @@ def diff_of_scores(
     tolerance: float,
     json_file: Path | None,
 ) -> bool:
-    """Show where two scorers of a text part; say if they are one."""
+    """Compare two scorers of a text; return whether they agree."""
     from ..scoring.scores import diff_scores
     from ..tokenization import load_tokenizer
     from ..tokenization.texts import read_text
@@ -284,7 +284,7 @@ def diff_of_scores(
         elif is_file:
             ids = load_tokenizer(tokenizer_name, text).encode(text)
         else:
-            raise ValueError(f"{text!r} is no file, and no ids as 1,2,3")
+            raise ValueError(f"{text!r} is neither a file nor ids like 1,2,3")
     left, right = (load_side(name, None) for name in names[:2])
     both = names[0], names[1]
     found = diff_scores(left, right, ids, names=both, tolerance=tolerance)
@@ -295,7 +295,7 @@ def diff_of_scores(
 
 
 def _default_sizes(names: Sequence[str], vocab_size: int | None) -> str:
-    """Say which of two models has default sizes, and what sets them."""
+    """Return a note on a style's default sizes, and how to change them."""
     from ..names import package_of
     from ..targets import STYLE_SIZES
 
@@ -304,8 +304,8 @@ def _default_sizes(names: Sequence[str], vocab_size: int | None) -> str:
     sizes = STYLE_SIZES | ({"vocab_size": vocab_size} if vocab_size else {})
     shown = ", ".join(f"{key} {size}" for key, size in sizes.items())
     return (
-        f"; the sizes of {name} are defaults ({shown}): --vocab-size "
-        f'sets its vocabulary, an expression all sizes, as "{model}"'
+        f"; the sizes of {name} are defaults ({shown}): set its vocabulary "
+        f'with --vocab-size, or all sizes with an expression, as "{model}"'
     )
 
 

@@ -1,4 +1,4 @@
-"""The results of the checks as GitHub reads them: annotations, SARIF."""
+"""Write the results of checks for GitHub: annotations, summaries, SARIF."""
 
 import os
 import re
@@ -17,17 +17,17 @@ class Fault(NamedTuple):
     """A check that failed, or a target that could not be called."""
 
     model: str
-    check: str  # or "target"
+    check: str  # name of the check, or "target"
     message: str
-    file: str  # from the repository's root; "" where it is not known
+    file: str  # path of the file from the repository's root; "" if unknown
     line: int
 
 
 def faults(models: Models) -> Iterator[Fault]:
-    """Yield all that is wrong.
+    """Yield all faults of the models.
 
-    The line is the first one of the result's places, else the first of the
-    target's file; all that are not in the repository are left out.
+    The line of a fault is the first place in its result that lies in the
+    repository, or else the first line of the target's file.
     """
     for model in models:
         path = model["model"].partition(":")[0]
@@ -47,7 +47,7 @@ def faults(models: Models) -> Iterator[Fault]:
 
 
 def annotations(models: Models) -> Iterator[str]:
-    """Yield a command of GitHub's workflows for each fault."""
+    """Yield, for each fault, an ::error command for a GitHub workflow."""
     for fault in faults(models):
         place = f"file={_escape(fault.file, ':,')},line={fault.line},"
         title = _escape(f"{fault.check}: {fault.model}", ":,")
@@ -56,7 +56,7 @@ def annotations(models: Models) -> Iterator[str]:
 
 
 def write_summary(models: Models) -> None:
-    """Add a table of Markdown to the workflow step's summary, if any."""
+    """Add a table and all faults to the summary of the workflow's step."""
     lines = ["### gpt-duet check", "", "| model | passed | failed | other |"]
     lines += ["| --- | --- | --- | --- |"]
     for model in models:
@@ -65,11 +65,24 @@ def write_summary(models: Models) -> None:
         counts = f"{passed} | {failed} | {len(found) - passed - failed}"
         counts = "not checked | - | -" if "error" in model else counts
         kept = " (kept from an earlier run)" if model.get("kept") else ""
-        name = re.sub(r"([\\|<>*_`\[\]])", r"\\\1", model["model"])
-        lines.append(f"| {' '.join(name.split())}{kept} | {counts} |")
+        lines.append(f"| {_as_text(model['model'])}{kept} | {counts} |")
+    if found := [*faults(models)]:
+        lines += ["", *map(_bullet, found)]
     if file := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(file).open("a", encoding="utf-8") as stream:
             stream.write("\n".join(lines) + "\n")
+
+
+def _bullet(fault: Fault) -> str:
+    """Return a fault as a line in a list."""
+    place = f", {_as_text(fault.file)}:{fault.line}" if fault.file else ""
+    where = f"{_as_text(fault.model)}{place}"
+    return f"- **{fault.check}**, {where}: {_as_text(fault.message)}"
+
+
+def _as_text(text: str) -> str:
+    """Return a text on one line, escaped for Markdown."""
+    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def sarif(models: Models) -> dict[str, Any]:
@@ -102,10 +115,10 @@ def sarif(models: Models) -> dict[str, Any]:
 
 
 def _in_repository(file: str) -> str:
-    """Return a file's path from the root of the repository, else "".
+    """Return a file's path from the repository's root; "" for a file outside.
 
-    The root is the workflow's, else the current folder; a package may lie
-    in a folder src.
+    In a workflow, the root is the workspace; otherwise it is the current
+    folder. Packages may be in a folder "src".
     """
     root = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()
     for path in (Path(file).resolve(), Path("src", file).resolve()):
@@ -115,7 +128,8 @@ def _in_repository(file: str) -> str:
 
 
 def _escape(text: str, also: str = "") -> str:
-    """Return a text for a workflow's command; `also`: of its properties."""
-    for sign in "%\r\n" + also:  # the percent sign first
+    """Escape a text for a workflow command, with further signs in `also`."""
+    # the percent sign first, because escapes contain it
+    for sign in "%\r\n" + also:
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text

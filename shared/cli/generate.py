@@ -1,4 +1,4 @@
-"""gpt-duet generate: what a model writes after a prompt, in either style."""
+"""gpt-duet generate: continue a prompt with a model, in either style."""
 
 import sys
 from dataclasses import asdict
@@ -21,12 +21,13 @@ from ..validation import (
 )
 from . import options
 
-# Draws the random weights, whatever style they are then loaded into.
+# The style that draws random weights. Any style can load them.
 STYLE = "mingpt_style"
 PROMPT = "The assert statement"
-# The shortest is fastest, and rounds so much that styles may part ways.
+# Values of --dtype. bfloat16 is the fastest, but its rounding may make the
+# texts of the two styles differ.
 PRECISIONS = (*EXACT_DTYPES, "bfloat16")
-# What --checkpoint has itself.
+# Options that are not allowed with --checkpoint, which determines them.
 BROUGHT = (
     "--tokenizer", "--file", "--weights", "--preset", "--n-layer", "--n-head",
     "--n-embd", "--block-size", "--activation",
@@ -58,10 +59,10 @@ def generate(
     ] = None,
     top_p: Annotated[
         float | None,
-        Option(help="Draw from the fewest tokens that reach probability P."),
+        Option(help="Draw from the likeliest tokens up to probability P."),
     ] = None,
     stream: Annotated[
-        bool, Option("--stream", help="Print the text as it comes.")
+        bool, Option("--stream", help="Print each token as soon as it comes.")
     ] = False,
     show_ids: Annotated[
         bool, Option("--ids", help="Also print the token ids.")
@@ -78,8 +79,8 @@ def generate(
         Path | None,
         Option(
             "--checkpoint",
-            help="The folder of a run of gpt-duet train: its model, in its "
-            "style unless --style is given, and its tokenizer.",
+            help="The folder of a gpt-duet train run: use its model and its "
+            "tokenizer, and its style unless --style is given.",
         ),
     ] = None,
     weights: options.Weights = None,
@@ -98,8 +99,8 @@ def generate(
 ) -> None:
     """Append new tokens to a prompt, or to several at once.
 
-    The text goes to stdout, the facts about the model to stderr. From one
-    set of weights both styles write the same text.
+    The text goes to stdout, the facts about the model to stderr. With the
+    same weights, both styles write the same text.
     """
     whole_number("seed", seed)
     require_parent(json_file)
@@ -122,7 +123,7 @@ def generate(
     prompts = [prompt for prompt in prompts for _ in range(batch)]
     if stream and len(prompts) > 1:
         raise ValueError(
-            f"--stream writes one row, and there are {len(prompts)}"
+            f"--stream writes one continuation, got {len(prompts)}"
         )
     dtype = choose_dtype(dtype_name, PRECISIONS)
     device = choose_device(device_name)
@@ -132,7 +133,7 @@ def generate(
         for option in BROUGHT:
             if option in given:
                 raise ValueError(
-                    f"--checkpoint brings its own: leave {option} out"
+                    f"--checkpoint determines this: leave out {option}"
                 )
         model, tokenizer, run = load_trained(
             checkpoint_folder, style if "--style" in given else None
@@ -166,7 +167,7 @@ def generate(
         origin = "; ".join(checkpoint.notes)
     model = model.to(device, dtype)
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"style {style!r} builds no language model")
+        raise ValueError(f"style {style!r} does not build a language model")
     if device.type == "cpu" and cache_reader(model) is not None:
         generation.optimize_for_decoding(model)
     config = model.config
@@ -199,7 +200,8 @@ def generate(
     show_facts(console, facts)
 
     def write(text: str) -> None:
-        if sys.stdout.isatty():  # which a control character would steer
+        # escape control characters, on which a terminal would act
+        if sys.stdout.isatty():
             text = visible(text, kept="\n\t")
         typer.echo(text, nl=False, err=json_file == STDOUT)
 

@@ -1,7 +1,7 @@
-"""One target of gpt-duet check: options of the shell, settings of a project.
+"""Read targets of gpt-duet check from the command line and pyproject.toml.
 
     [tool.gpt-duet]
-    budget = "60s"                       # of each target
+    budget = "60s"                       # for each target
 
     [tool.gpt-duet.targets."my_pkg.model:build"]
     block-size = 64
@@ -10,15 +10,16 @@
     [tool.gpt-duet.targets.perplexity]   # any name
     scorer = "my_pkg.evaluate:make_score"
     vocab-size = 256
-    documents = 0                        # the id between them
+    documents = 0                        # the id that separates documents
 
-The names in pyproject.toml are those of the command's options, and a setting
-is read as that option is.
+The settings in pyproject.toml have the same names and values as the options of
+the command.
 """
 
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,35 +27,36 @@ from typing import Any
 import typer
 
 from ..console import given_options
-from ..settings import OPTIONS
+from ..settings import OPTIONS, QUICK
 from ..targets import parse_target
 from ..validation import did_you_mean, whole_number
 
 HOW_LONG = {"budget", "quick", "thorough"}
 SETTINGS = {one.option: one for one in OPTIONS}
-# of the command, and no setting of a target; a scorer has none
+# parameters of the command that are not settings, and not for scorers
 OF_MODELS = {"models", "map"}
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One target to check; plain data, so that another process can read it."""
+    """A target to check, as plain data that another process can receive."""
 
-    target: str  # its name
-    scorer: str | None  # the target that makes one, if no model is checked
-    # of check_model or check_scorer, as texts where they name targets or a
-    # device; `only` and `skip` are the checks
+    target: str  # the target's name
+    scorer: str | None  # the target that makes a scorer; None for a model
+    # arguments of check_model or check_scorer. Targets and devices are given
+    # by name; `only` and `skip` are lists of checks
     settings: dict[str, Any]
-    map_file: Path | None = None  # of a map to draw
+    # file in which to draw a map, None for no map
+    map_file: Path | None = None
+    folder: Path = Path()  # the folder to which relative file names refer
 
 
 def jobs_of(context: Any) -> list[Job]:
-    """Return the targets that the command names, else those of the project.
+    """Return the targets of the command line, or else those of the project.
 
     Raises:
-        ValueError: for a setting or a value that no option takes, and where
-            there is no target.
+        ValueError: for an unknown setting, an invalid value, or no target.
     """
     given = context.params
     known = {p.opts[0].removeprefix("--"): p for p in context.command.params}
@@ -62,16 +64,18 @@ def jobs_of(context: Any) -> list[Job]:
     models, scorer = given["models"], given["scorer"]
     fitting = SETTINGS.keys() | (OF_MODELS if scorer else ())
     _require_fitting(typed & fitting, scorer is not None)
-    project = {} if scorer else read_project(Path.cwd())
+    folder = Path.cwd() if scorer else project_folder(Path.cwd())
+    project = {} if scorer else read_project(folder)
+    folder = Path.cwd() if models or scorer else folder
     targets = [scorer] if scorer else [*dict.fromkeys(models or project)]
     _require_models(models or ())
     if not targets:
         raise ValueError(
-            "name what builds a model, as my_pkg.model:build, or list targets "
-            "under [tool.gpt-duet.targets] in pyproject.toml"
+            "give a function that builds a model, as my_pkg.model:build, or "
+            "list targets under [tool.gpt-duet.targets] in pyproject.toml"
         )
     typed |= HOW_LONG if typed & HOW_LONG else set()
-    usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
+    usage: Any = typer.BadParameter.__base__  # click's, or typer's own copy
     jobs = []
     for target in targets:
         own = project.get(target, {})
@@ -90,50 +94,71 @@ def jobs_of(context: Any) -> list[Job]:
         scorer = values["scorer"]
         fit = [one for one in OPTIONS if one.fits(scorer is not None)]
         settings = {one.name: values[one.name] for one in fit}
-        drawn = None if scorer else given["map_file"]
+        map_file = None if scorer else given["map_file"]
+        # typer 0.20 gives a text instead of a Path
+        drawn = map_file and Path(map_file)
         if drawn and len(targets) > 1:
             word = re.sub(r"[\W_]", "-", target).strip("-")
             drawn = drawn.with_stem(f"{drawn.stem}-{word}")
         read = _read(settings) | {"debug": given["debug"]}
-        jobs.append(Job(target, scorer, read, drawn))
+        drawn = drawn and drawn.absolute()
+        jobs.append(Job(target, scorer, read, drawn, folder))
     if len(jobs) == 1:
         parse_target(jobs[0].scorer or targets[0])
     return jobs
 
 
 def _require_models(names: Collection[str]) -> None:
-    """Refuse the name of a check where a model should be."""
+    """Raise ValueError if a name is that of a check, not of a target."""
     folder = Path(__file__).parents[1] / "invariants" / "checks"
-    known = {file.stem for file in folder.iterdir()}  # without torch
+    # names of checks, read from the folder without importing torch
+    known = {file.stem for file in folder.iterdir()}
     for name in names:
         check = name.removeprefix("check_")
         if check in known and not Path(name).exists():
             raise ValueError(
-                f"{name} is a check, not a model: each check has an option "
-                f"of its own, as --only shape --only {name}"
+                f"{name} is a check, not a model: give each check with "
+                f"--only, as --only shape --only {name}"
             )
+
+
+def project_folder(start: Path) -> Path:
+    """Return the nearest folder upwards with a pyproject.toml for gpt-duet.
+
+    If there is none, return the given folder.
+    """
+    for folder in (start, *start.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file() and "gpt-duet" in file.read_text("utf-8", "replace"):
+            with suppress(tomllib.TOMLDecodeError, TypeError):
+                content = tomllib.loads(file.read_text("utf-8", "replace"))
+                if "gpt-duet" not in content.get("tool", {}):
+                    continue
+            return folder
+    return start
 
 
 def read_project(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the targets of a folder's pyproject.toml, with their settings.
 
-    Without a table for the kit there are none. A setting of all targets goes
-    to those that have it: a model, or what a scorer is made by.
+    A file without a table for gpt-duet has no targets. A setting outside the
+    targets' tables applies to every target that accepts it. Some settings are
+    only for models, others only for scorers.
 
     Raises:
-        ValueError: for a file that is not TOML, and an unknown setting.
+        ValueError: for invalid TOML, or an unknown setting.
     """
     file = folder / "pyproject.toml"
     try:
         text = file.read_text("utf-8") if file.is_file() else ""
         content = tomllib.loads(text)
     except ValueError as error:
-        raise ValueError(f"{file.name} is no TOML: {error}") from None
+        raise ValueError(f"{file.name} is not valid TOML: {error}") from None
     common = _table(_table(content, "tool"), "gpt-duet")
     named = _table(common, "targets")
     targets = {name: _table(named, name) for name in named}
     common.pop("targets", None)
-    if "scorer" in common:  # a target of its own
+    if "scorer" in common:  # refused: a scorer cannot be common to all targets
         made = str(common.pop("scorer"))
         targets = {made: {"scorer": made}} | targets
     for name in {*common}.union(*targets.values()) - SETTINGS.keys():
@@ -149,30 +174,30 @@ def read_project(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a table of a file, empty where there is none."""
+    """Return a table of pyproject.toml, or an empty one if it has none."""
     found = content.get(name, {})
     if not isinstance(found, dict):
         raise ValueError(
-            f"pyproject.toml: {name} is a table, as "
+            f"pyproject.toml: {name} must be a table, as "
             f'[tool.gpt-duet.targets."my_pkg.model:build"], got {found!r}'
         )
     return found
 
 
 def _require_fitting(names: Collection[str], scorer: bool) -> None:
-    """Refuse settings of models with a scorer, and the other way round."""
+    """Raise ValueError if a scorer has a model's settings, or vice versa."""
     fit = {one.option for one in OPTIONS if one.fits(scorer)}
     if wrong := [name for name in names if name not in fit]:
         if scorer:
             also = "model" if "models" in wrong else f"--{min(wrong)}"
             raise ValueError(f"--scorer takes no {also}")
-        raise ValueError(f"--{min(wrong)} goes with --scorer")
+        raise ValueError(f"--{min(wrong)} requires --scorer")
     if scorer and "vocab-size" not in names:
-        raise ValueError("--scorer needs --vocab-size, the number of ids")
+        raise ValueError("--scorer requires --vocab-size, the number of ids")
 
 
 def _as_typed(value: Any, several: bool) -> str | list[str]:
-    """Return a setting as the texts of an option, or as one."""
+    """Return a setting's value as a user would type it in the shell."""
     values = value if isinstance(value, list) else [value]
     if isinstance(value, dict):
         values = [f"{key}={text}" for key, text in value.items()]
@@ -181,7 +206,7 @@ def _as_typed(value: Any, several: bool) -> str | list[str]:
 
 
 def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of check_model or check_scorer, of the command's."""
+    """Turn the options into arguments of check_model or check_scorer."""
     settings = {n: v for n, v in given.items() if v is not None}
     quick, thorough = settings.pop("quick"), settings.pop("thorough")
     settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
@@ -199,10 +224,10 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(quick: bool, thorough: bool, text: str | None) -> float | None:
-    """Return the time for the checks, None for the default."""
+    """Return how many seconds the checks may take; None is the default."""
     if quick + thorough + (text is not None) > 1:
         raise ValueError("--thorough, --quick and --budget: choose one")
-    text = "30s" if quick else "inf" if thorough else text
+    text = QUICK if quick else "inf" if thorough else text
     if text is None:
         return None
     found = re.fullmatch(r"(\d*\.?\d+|inf)([smh]?)", text)
@@ -212,9 +237,9 @@ def _seconds(quick: bool, thorough: bool, text: str | None) -> float | None:
 
 
 def _pairs(texts: Iterable[str], wanted: str) -> dict[str, str]:
-    """Return what stands behind each name, from texts such as x=my_pkg:make.
+    """Read names and values from texts such as x=my_pkg:make.
 
-    The sentence on what is wanted is for a text of another kind.
+    If a text is invalid, `wanted` begins the message.
     """
     pairs = {}
     for text in texts:

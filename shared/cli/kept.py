@@ -1,10 +1,15 @@
-"""Results of gpt-duet check that are kept for the next run.
+"""Store results of gpt-duet check for the next run.
 
-A result is kept with a digest of what it follows from: the sources of the
-modules that building the target imported (of packages in site-packages their
-versions), the state of the built model, the settings, the machine. The next
-run builds the model, and takes the result if the digest is the same. A model
-that reads a file or a variable only when it is called needs `--fresh`.
+A result is stored with a digest of everything that it depends on:
+
+- the sources of the modules that were imported to build the target (for
+  packages in site-packages, their versions);
+- the state of the built model;
+- the settings and the machine.
+
+The next run builds the model, and uses the result if the digest is the same.
+The digest does not include files or variables that a model reads only when it
+is called. If one of these has changed, run with `--fresh`.
 """
 
 import hashlib
@@ -35,22 +40,23 @@ from ..running.program import Program
 from ..validation import is_installed
 from .job import Job
 
-FOLDER = ".gpt_duet_cache"  # in the current one; safe to remove
+# folder of results in the current folder; safe to delete
+FOLDER = ".gpt_duet_cache"
 READ_BY_TORCH = ("CUDA", "MKL", "OMP", "PYTHON", "PYTORCH", "TORCH")
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
-DEEPEST = 4  # objects inside objects whose contents count
+DEEPEST = 4  # most levels of nested objects whose contents are in the digest
 Kept = tuple[str, Report]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where the result of a job is kept, and the digest of its grounds."""
+    """The file of a job's result, and the digest of what it depends on."""
 
     file: Path
     digest: str
 
     def find(self) -> Report | None:
-        """Return the report that was kept, if its grounds are the same."""
+        """Return the stored report, or None if its digest differs."""
         with suppress(OSError, msgspec.DecodeError):
             text = self.file.read_bytes()
             digest, report = msgspec.json.decode(text, type=Kept)
@@ -58,8 +64,8 @@ class Entry:
         return None
 
     def keep(self, report: Report) -> None:
-        """Keep a report whose checks ran whole, and of which none failed."""
-        with suppress(OSError, ValueError):  # a folder that cannot be written
+        """Store a report if its checks are complete and none failed."""
+        with suppress(OSError, ValueError):  # the folder may be read-only
             self.file.unlink(missing_ok=True)
             if report.ok and all(map(_is_whole, report.results)):
                 self.file.parent.mkdir(exist_ok=True)
@@ -71,17 +77,17 @@ class Entry:
 
 
 def entry_of(job: Job, factory: Callable[..., Any]) -> Entry | None:
-    """Return where a job's result is kept; None: it is not kept.
+    """Return where a job's result is stored; None if it must not be.
 
     Args:
         job: the target, and how to check it.
-        factory: the target itself, loaded.
+        factory: the loaded target.
     """
     device = job.settings.get("device", "cpu")
     if several() or job.map_file or job.scorer or device != "cpu":
-        return None  # an accelerator has a driver
+        return None  # on an accelerator, whose driver is not in the digest
     if isinstance(factory, Program):
-        return None  # the files that it reads are not known
+        return None  # a program may read files that the kit does not know
     facts = repr([job, os.getcwd()])
     name = hashlib.sha256(facts.encode()).hexdigest()[:16]
     digest = hashlib.sha256(facts.encode())
@@ -90,7 +96,7 @@ def entry_of(job: Job, factory: Callable[..., Any]) -> Entry | None:
             model = factory() if is_factory(factory) else factory
         for part in _state(model):
             digest.update(part)
-    except Exception:  # check_model says what is wrong with the model
+    except Exception:  # check_model will report the exception
         return None
     for part in (*_sources(), *_versions()):
         digest.update(part)
@@ -99,13 +105,13 @@ def entry_of(job: Job, factory: Callable[..., Any]) -> Entry | None:
 
 
 def _is_whole(result: CheckResult) -> bool:
-    """Whether a check has tried all that it has to try, and found no fault."""
+    """Return whether a check tried all that it could, and found no fault."""
     part = result.not_tried or (result.proof or {}).get("left_out")
     return result.status in ("passed", "skipped") and not part
 
 
 def _state(model: Any) -> Iterator[bytes]:
-    """Yield what each part of a model holds: tensors and plain attributes."""
+    """Yield the content of each tensor and attribute of a model."""
     parts = model.named_modules() if isinstance(model, nn.Module) else ()
     for name, part in parts:
         yield f"{name} {_name_of(type(part))}".encode()
@@ -114,7 +120,7 @@ def _state(model: Any) -> Iterator[bytes]:
 
 
 def _content(value: Any, depth: int = 0) -> Iterator[bytes]:
-    """Yield a value as bytes: numbers, texts, tensors, what objects hold."""
+    """Yield the bytes of a value, such as a number or an object's content."""
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
         flat = value.detach().cpu().contiguous().flatten()
@@ -141,7 +147,7 @@ def _name_of(kind: Any) -> str:
 
 
 def _sources() -> Iterator[bytes]:
-    """Yield the sources that are imported now, but those of packages."""
+    """Yield the imported source files, except those of installed packages."""
     held = (held_by(m, "__file__") for m in [*sys.modules.values()])
     files = {*imported_files, *filter(None, held)}
     library = os.path.dirname(os.__file__)
@@ -153,7 +159,7 @@ def _sources() -> Iterator[bytes]:
 
 
 def _versions() -> Iterator[bytes]:
-    """Yield what else a result follows from: packages, Python, variables."""
+    """Yield the versions and variables on which a result depends."""
     packages = sorted(f"{d.name} {d.version}" for d in distributions())
     variables = [
         i for i in os.environ.items() if i[0].startswith(READ_BY_TORCH)

@@ -1,4 +1,4 @@
-"""gpt-duet ladder: small models, each with one idea more, trained in turn."""
+"""gpt-duet ladder: train small models, each with one more idea."""
 
 import importlib
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ..notebooks import progress
 from ..validation import require_different, require_parent
 from . import options
 
-if TYPE_CHECKING:  # these import torch
+if TYPE_CHECKING:  # for annotations only: these modules import torch
     from torch import Tensor
 
     from ..tokenization.tokenizers import Tokenizer
@@ -25,11 +25,12 @@ if TYPE_CHECKING:  # these import torch
 
 LADDER = "..mingpt_style.ladder"
 COLUMNS = ("model", "parameters", "validation loss", "seconds", "sample")
-SAMPLE = 240  # characters
-PRINTED = 60  # of them, in the table
-TRIED = 5  # steps of each model that are timed before the first rung
-QUICK = 300, 10  # steps and evaluation batches of --quick
-SHOWN = 20  # evaluations along the way, for the picture
+SAMPLE = 240  # characters of a sample
+PRINTED = 60  # characters of a sample that the table shows
+# steps of each model that are timed first, to estimate the whole time
+TRIED = 5
+QUICK = 300, 10  # with --quick: steps, and batches of an evaluation
+SHOWN = 20  # how many evaluations during training give the curve's points
 
 
 def ladder(
@@ -47,8 +48,8 @@ def ladder(
     quick: Annotated[
         bool,
         Option(
-            help="About a minute on 2 cores: 300 steps, 10 evaluation "
-            "batches, whatever --steps and --eval-batches say."
+            help="Train for about a minute on 2 cores: 300 steps and 10 "
+            "evaluation batches. Overrides --steps and --eval-batches."
         ),
     ] = False,
     out: Annotated[
@@ -58,16 +59,16 @@ def ladder(
         Path | None,
         Option(
             "--html",
-            help="Also write a page: for each model the lines of code that "
-            "are new, its loss and its sample.",
+            help="Also write a page with the new lines of code, the loss and "
+            "a sample of each model.",
         ),
     ] = None,
 ) -> None:
     """Train eight small models on one text, from a bigram table to a GPT.
 
-    Each adds one idea to the one before, as in the lecture "Let's build
-    GPT", and all are trained alike. Sizes are the lecture's: 8 characters
-    of context, 32 features.
+    Each model adds one idea to the previous model, as in the lecture "Let's
+    build GPT", and all are trained alike. Sizes are the lecture's: 8
+    characters of context, 32 features.
     """
     if quick:
         steps, eval_batches = QUICK
@@ -117,7 +118,7 @@ def _climb(
     out: Path,
     html_file: Path | None,
 ) -> None:
-    """Train every rung in turn; print, draw and write what it reaches."""
+    """Train each model in turn; print its results, then draw and write all."""
     import torch
 
     from ..comparison.page.ladder import Climbed, render_ladder
@@ -135,7 +136,7 @@ def _climb(
         trainer = Trainer(build(config), *parts, recipe)
         return trainer, sum(p.numel() for p in trainer.model.parameters())
 
-    # a forward pass is a third of a step
+    # counted in steps of training: a forward pass takes a third of a step
     evaluations = SHOWN * 2 * recipe.eval_batches / 3
     expected = 0.0
     for build in models.values():
@@ -194,7 +195,7 @@ def _climb(
 
 
 def _duration(seconds: float) -> str:
-    """Return seconds in words, rounded as an estimate is."""
+    """Return seconds in words, as coarsely as an estimate needs."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""Options that several subcommands have, declared once."""
+"""Declare options that several subcommands share."""
 
 import inspect
 from collections.abc import Callable
@@ -40,16 +40,16 @@ TokenizerName = Annotated[
     Option(
         "--tokenizer",
         help='"duet-1k", "bytes", "char", or a tiktoken encoding or model '
-        '("r50k_base", "davinci"); gpt-duet tokenizers lists them.',
+        '("r50k_base", "davinci"). gpt-duet tokenizers lists them.',
     ),
 ]
 Weights = Annotated[
     Path | None,
     Option(
-        help="A folder with model.safetensors and config.json: of "
-        "transformers' GPT-2, nanoGPT, minGPT or the post GPT from Scratch. "
-        'Or "random". Default: the small trained model of the kit; random '
-        "weights where sizes or another tokenizer are given."
+        help="A folder with model.safetensors and config.json, from "
+        "transformers' GPT-2, nanoGPT, minGPT or the post GPT from Scratch; "
+        'or "random". Default: the small trained model of the kit, or random '
+        "weights if sizes or another tokenizer are given."
     ),
 ]
 Preset = Annotated[
@@ -63,7 +63,7 @@ Activation = Annotated[
     str | None,
     Option(
         help=f"One of {', '.join(ACTIVATIONS)}. Default: that of the weights "
-        "or the preset, else gelu_tanh."
+        "or the preset, otherwise gelu_tanh."
     ),
 ]
 Steps = Annotated[int, Option(help="Number of updates.")]
@@ -71,7 +71,7 @@ BatchSize = Annotated[int, Option(help="Windows of the text in each update.")]
 LearningRate = Annotated[float, Option("--lr", help="Highest learning rate.")]
 EvalBatches = Annotated[int, Option(help="Batches in each evaluation.")]
 Dtype = Annotated[str, Option("--dtype", help="float32 or float64.")]
-Seed = Annotated[int, Option(help="Of all random numbers.")]
+Seed = Annotated[int, Option(help="Random seed.")]
 Device = Annotated[
     str, Option("--device", help='"cpu", "cuda", "cuda:1", "mps", ...')
 ]
@@ -80,15 +80,15 @@ Json = Annotated[
     Option(
         "--json",
         callback=_reserve,
-        help="Also write all results to this file; - is the standard "
-        "output, and all else then goes to the standard error.",
+        help="Also write all results to this JSON file. - is the standard "
+        "output; everything else then goes to the standard error.",
     ),
 ]
 Threads = Annotated[
     int | None,
     Option(
         min=1,
-        help="Of the CPU. Default: one for a small model, else all cores.",
+        help="CPU threads. Default: 1 for a small model, else all cores.",
     ),
 ]
 Debug = Annotated[
@@ -96,7 +96,7 @@ Debug = Annotated[
     Option(
         "--debug",
         callback=set_debug,
-        help="Show whole tracebacks, the kit's own part too.",
+        help="Show whole tracebacks, including the kit's own lines.",
     ),
 ]
 
@@ -104,11 +104,11 @@ Debug = Annotated[
 def with_settings(
     **follows: str,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose **settings are all that settings.py declares.
+    """Give a command all options that settings.py declares, as **settings.
 
     Args:
-        **follows: of the command's own options, those that stand between the
-            settings in the help, each with the setting that it follows.
+        **follows: for options of the command that the help shows among the
+            settings, the setting before each.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -116,7 +116,8 @@ def with_settings(
         own = dict(signature.parameters)
         *_, rest = own
         del own[rest]
-        shown = [own.pop(name) for name in [*own][:2]]  # context, arguments
+        # the parameters that come first: context, arguments
+        shown = [own.pop(name) for name in [*own][:2]]
         between = {after: own.pop(name) for name, after in follows.items()}
         for one in OPTIONS:
             shown.append(_parameter(one))
@@ -132,7 +133,7 @@ def with_settings(
 
 
 def _parameter(one: Setting) -> inspect.Parameter:
-    """Return a setting as the parameter of a command that typer reads."""
+    """Return a setting as a parameter for typer."""
     how = Option(
         f"--{one.option}",
         help=one.shell.help,

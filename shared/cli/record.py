@@ -1,4 +1,4 @@
-"""gpt-duet record: what a model computes, as a file for a port's tests."""
+"""gpt-duet record: write a model's values to a file, for a port's tests."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,17 +28,18 @@ def record(
     tokens: Annotated[
         str | None,
         Option(
-            help='The ids to run, as "1,2,3". Default: 16 ids drawn from a '
+            help='The ids to run, like "1,2,3". Default: 16 ids drawn from a '
             "seed."
         ),
     ] = None,
     tokenizer_name: options.TokenizerName = options.TOKENIZER,
     vocab_size: Annotated[
         int | None,
-        Option(help="Number of tokens, where the model does not say its own."),
+        Option(help="Number of tokens, if the model does not declare it."),
     ] = None,
     dtype: Annotated[
-        str | None, Option(help="To run in. Default: that of the weights.")
+        str | None,
+        Option(help="Dtype to run in. Default: that of the weights."),
     ] = None,
     gradients: Annotated[
         bool,
@@ -48,15 +49,16 @@ def record(
         bool,
         Option(
             "--statistics",
-            help="Of each value write mean, deviation, least, most and norm "
-            "alone.",
+            help="Write only mean, deviation, least, most and norm of each "
+            "value.",
         ),
     ] = False,
 ) -> None:
-    """Write each value that a model computes, by the line it is computed at.
+    """Write each value that a model computes, with the line that computes it.
 
-    Names are "0012 layer 1 block.py:43 ln_1"; the metadata has file, line,
-    operation, layer and shape. `gpt-duet diff` takes the file as a side.
+    Names are such as "0012 layer 1 block.py:43 ln_1"; the metadata has the
+    file, line, operation, layer and shape. `gpt-duet diff` accepts the file
+    as a model.
     """
     require_parent(out)
     from ..comparison.values import record_values

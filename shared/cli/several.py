@@ -1,6 +1,7 @@
-"""A command in each of the processes that torchrun started.
+"""Run a command in each of the processes that torchrun started.
 
-All run it together, rank 0 prints, and none waits for ever for another one.
+All processes run the command together, but only rank 0 prints. If a process
+waits too long for another process, it ends.
 """
 
 import os
@@ -26,15 +27,16 @@ from ..running.errors import is_theirs
 from ..running.ranks import Parted, RankLost, Ranks, current, joined
 from ..training.processes import join_processes, own_device
 
-LATE = 45.0  # seconds without a step, from which on a rank is late
-LATE_AT_FIRST = 600.0  # while the model is loaded and built
-TIMES_LONGEST = 20  # of the longest step so far, if that is more
-GRACE = 3.0  # seconds in which a command may itself say why it ends
+LATE = 45.0  # seconds after which a rank without a new step is late
+# seconds after which a rank is late while the model is loaded
+LATE_AT_FIRST = 600.0
+TIMES_LONGEST = 20  # a rank is late only after so many times the longest step
+GRACE = 3.0  # seconds that a command has to report why it ends
 
 
 @contextmanager
 def all_processes(device: str) -> Iterator[None]:
-    """Run what is inside in all processes, as ranks that check together."""
+    """Run the body in all processes, which then act together as ranks."""
     here = own_device(torch.device(device))
     with join_processes(here), joined():
         ranks = current()
@@ -50,12 +52,13 @@ def all_processes(device: str) -> Iterator[None]:
             except Parted as parted:
                 raise ValueError(str(parted)) from None
             except ValueError:
-                if ranks.rank > 0:  # rank 0 says it
+                if ranks.rank > 0:  # rank 0 will report it
                     raise SystemExit(2) from None
                 raise
             finally:
                 sys.stdout.flush()
-                # the launcher stops all as soon as one has ended badly
+                # wait before failing, because the launcher then stops all
+                # processes
                 if not isinstance(sys.exception(), RankLost):
                     with suppress(RankLost):
                         ranks.finish("the command", "")
@@ -63,7 +66,7 @@ def all_processes(device: str) -> Iterator[None]:
 
 
 class Watch:
-    """Ends a process that waits for another one, and says where it was."""
+    """Ends a process that waits too long, and says where it waits."""
 
     def __init__(self, ranks: Ranks):
         self.ranks: Ranks | None = ranks
@@ -98,7 +101,7 @@ class Watch:
 
 
 def _where() -> str:
-    """Return the user's line at which the process is."""
+    """Return the line of the user's code at which the process is."""
     frame = sys._current_frames().get(main_thread().ident or 0)
     while frame is not None and not is_theirs(frame.f_code.co_filename):
         frame = frame.f_back

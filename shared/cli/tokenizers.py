@@ -1,4 +1,4 @@
-"""gpt-duet tokenizers: what works here and now."""
+"""gpt-duet tokenizers: list the tokenizers that work on this machine."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from rich.table import Table
 
 
 def tokenizers() -> None:
-    """List the tokenizers that can be used here, and why others cannot.
+    """List the tokenizers that can be used here, and say why others cannot.
 
-    The command does not use the network; tiktoken downloads an encoding that
-    is not in its cache at the first use. Names of models ("davinci") work.
+    The command does not use the network; tiktoken downloads an encoding at
+    its first use, unless it is cached. Names of models ("davinci") work too.
     """
     import tiktoken
 
@@ -20,7 +20,7 @@ def tokenizers() -> None:
     rows = [
         (DEFAULT, "yes", own, "gpt-duet's own, the default"),
         ("bytes", "yes", "256", "the bytes of UTF-8"),
-        ("char", "yes", "", "the characters of the text given"),
+        ("char", "yes", "", "the characters of the given text"),
         *map(_look_up, tiktoken.list_encoding_names()),
     ]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
@@ -31,20 +31,20 @@ def tokenizers() -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        "\nThe network was not used: tiktoken downloads what is not cached "
-        "(TIKTOKEN_CACHE_DIR) when it is first used."
+        "\nThe network was not used: tiktoken downloads an encoding at its "
+        "first use, unless it is cached (TIKTOKEN_CACHE_DIR)."
     )
 
 
 def _look_up(name: str) -> tuple[str, str, str, str]:
-    """Load a tiktoken encoding with a reader that fetches nothing."""
+    """Load a tiktoken encoding without using the network."""
     import tiktoken.load
 
     reader = tiktoken.load.read_file
     tiktoken.load.read_file = _read_here
     try:
         n_vocab = tiktoken.get_encoding(name).n_vocab
-    except Exception as error:  # a plugin can fail in any way
+    except Exception as error:  # tiktoken's plugins may raise anything
         return name, "no", "", f"{error}"
     finally:
         tiktoken.load.read_file = reader

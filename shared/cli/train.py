@@ -1,4 +1,4 @@
-"""gpt-duet train: a model learns a text, and can be stopped at any time."""
+"""gpt-duet train: train a model on a text; the run can be resumed."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,14 +22,14 @@ def train(
         Path | None, Option(help="A new folder for the run.")
     ] = None,
     resume: Annotated[
-        Path | None, Option(help="Go on with the run in this folder.")
+        Path | None, Option(help="Continue the run in this folder.")
     ] = None,
     start: Annotated[
         str | None,
         Option(
             "--from",
-            help='Start from trained weights: "default", the small model of '
-            "the kit with its tokenizer, or a folder as of --weights.",
+            help='Start from trained weights: "default" (the small model of '
+            "the kit, with its tokenizer), or a folder as for --weights.",
         ),
     ] = None,
     file: options.File = None,
@@ -45,8 +45,8 @@ def train(
         bool | None,
         Option(
             "--tie-weights/--no-tie-weights",
-            help="Whether head and token embedding are one matrix, in a "
-            "style that can tie. Default: as --preset, else not.",
+            help="Whether head and token embedding are one matrix, if the "
+            "style supports it. Default: that of --preset, otherwise not.",
         ),
     ] = None,
     steps: options.Steps = 2000,
@@ -54,7 +54,7 @@ def train(
     lr: options.LearningRate = 1e-3,
     eval_interval: Annotated[
         int,
-        Option(help="Steps from one evaluation and checkpoint to the next."),
+        Option(help="Steps between evaluations, which save a checkpoint."),
     ] = 250,
     eval_batches: options.EvalBatches = 100,
     dtype_name: options.Dtype = "float32",
@@ -65,14 +65,15 @@ def train(
     """Train a model on a text, in either style.
 
     The folder gets a log, the last two checkpoints, and at the end a loss
-    curve and a sample. Ctrl-C and SIGTERM save first (status 130 and 143);
-    --resume then goes on as if the run had not been stopped, and with
-    --steps to another step, on the schedule of so many. With several
-    processes: torchrun --nproc-per-node 2 -m gpt_duet train ...
+    curve and a sample. Ctrl-C and SIGTERM save a checkpoint first (status 130
+    and 143). --resume then continues as if the run had not been stopped; with
+    --steps, it continues to another last step, and the learning rate follows
+    the schedule for that number of steps. For several processes:
+    torchrun --nproc-per-node 2 -m gpt_duet train ...
     """
     if (out is None) == (resume is None):
         raise ValueError(
-            "give --out for a new run, or --resume for one to go on with"
+            "give --out for a new run, or --resume to continue a run"
         )
     import torch
 
@@ -123,11 +124,13 @@ def train(
                     sizes, tokenizer, SIZES,
                     dropout=dropout, tie_weights=tie_weights,
                 )  # fmt: skip
-                # a preset may have room for more tokens than can be written
+                # the tokenizer's number of tokens: a preset may have more
                 config = config.replace(vocab_size=tokenizer.n_vocab)
                 model = package.build_model(config)
             elif tie_weights is not None:
-                raise ValueError("--from brings its own head")
+                raise ValueError(
+                    "--from determines the head: leave out --tie-weights"
+                )
             else:
                 folder = SMALL_MODEL if start == "default" else Path(start)
                 weights = choices.load_weights(
@@ -136,7 +139,8 @@ def train(
                 model = package.from_gpt2(
                     weights.to(torch.device("cpu"), torch.float32),
                     weights.config.replace(dropout=dropout),
-                    # as the style builds it again
+                    # build the style's own parts, so that a resumed run has
+                    # the same parts
                     **getattr(package, "ORIGINAL_PARTS", {}),
                 )
             facts = Facts(

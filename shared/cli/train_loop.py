@@ -1,4 +1,4 @@
-"""A run of gpt-duet train: resumed, and taken to its end."""
+"""Resume a run of gpt-duet train, and train it to its end."""
 
 import shlex
 import signal
@@ -35,20 +35,21 @@ from ..training.run_folder import (
 from ..training.trainer import Trainer, TrainingFailed, draw_sample
 from .choices import choose_text, describe
 
-SAMPLE = 300  # tokens written at the end
+SAMPLE = 300  # tokens of the sample that is generated at the end
 AT_RESUME = {"--resume", "--file", "--device", "--threads", "--steps"}
 
 
 @dataclass
 class Run:
-    """A trainer, its folder, and what is written down about it."""
+    """A training run: its trainer, its folder, and the facts stored there."""
 
     folder: Path
     trainer: Trainer
     facts: Facts
     tokenizer: Tokenizer
     new: bool
-    former: Recipe | None = None  # before --resume changed its steps
+    # the recipe before --resume changed the steps, else None
+    former: Recipe | None = None
 
 
 def resume_run(
@@ -58,16 +59,17 @@ def resume_run(
     device: torch.device,
     processes: Processes,
 ) -> Run:
-    """Return a run as its last checkpoint has it."""
+    """Return a run in the state of its last checkpoint."""
     for option in given:
         if option not in AT_RESUME:
             raise ValueError(
-                f"--resume goes on as the run began: leave {option} out"
+                f"--resume keeps the run's settings: leave out {option}"
             )
     checkpoint, saved = open_run(folder)
-    if checkpoint == folder:  # its log and later steps elsewhere
+    # a single checkpoint: a run's log and later steps are not in it
+    if checkpoint == folder:
         raise ValueError(
-            f"{folder} is one checkpoint: --resume takes its run's folder"
+            f"{folder} is a checkpoint: give --resume the folder of its run"
         )
     facts, former = saved.facts, None
     if file is None and facts.text_file is not None:
@@ -93,16 +95,16 @@ def resume_run(
 
 
 def train_to_the_end(run: Run, held: ExitStack) -> None:
-    """Take all steps that are left, or those until a signal to stop.
+    """Take the remaining steps; end early on a signal to stop.
 
-    Of several processes the first alone writes and prints. A new run's lock
-    is held as long as the stack is open.
+    If there are several processes, only the first one writes and prints. The
+    folder of a new run stays locked until the caller closes `held`.
     """
     trainer, writes = run.trainer, run.trainer.processes.first
     console = Console(stderr=True, highlight=False, quiet=not writes)
     show_facts(console, _facts(run))
     if not run.new:
-        done = ", its last: nothing is left to train" * trainer.done
+        done = ", its last: no step is left to train" * trainer.done
         change = _change(trainer, run.former) if run.former else ""
         console.print(f"resuming after step {trainer.step}{done}{change}")
     elif writes:
@@ -141,11 +143,13 @@ def train_to_the_end(run: Run, held: ExitStack) -> None:
             if stop and not trainer.done:
                 line.clear()
                 console.print(
-                    f"stopped at step {record.step} of {steps} and saved; go "
-                    f"on with: gpt-duet train --resume {_quoted(run.folder)}",
+                    f"stopped at step {record.step} of {steps} and saved; "
+                    f"continue with: gpt-duet train --resume "
+                    f"{_quoted(run.folder)}",
                     soft_wrap=True,
                 )
-                # as a shell reports it; another process may have got it
+                # exit with the status that a shell gives for the signal, even
+                # if only another process received it
                 raise typer.Exit(128 + (signals or [signal.SIGTERM])[0])
     if writes:
         _finish(run, console)
@@ -184,11 +188,11 @@ def _quoted(folder: Path) -> str:
 
 
 def _change(trainer: Trainer, former: Recipe) -> str:
-    """Say how far a run goes on for, and with which learning rate."""
+    """Return a note on the new last step and the learning rate."""
     now, after = trainer.recipe, trainer.step
     before = f"; step {after} had {former.lr_at(after):.2g}" if after else ""
     return (
-        f", to step {now.steps} in place of {former.steps}: the learning rate "
+        f", to step {now.steps} instead of {former.steps}: the learning rate "
         f"follows the schedule of {now.steps} steps from here, "
         f"{now.lr_at(after + 1):.2g} at step {after + 1}{before}"
     )
@@ -212,7 +216,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and Ctrl-C in a list; a second one ends the program."""
+    """Collect SIGTERM and Ctrl-C in a list; the second ends the program."""
     received: list[int] = []
     before: dict[int, Any] = {}
 

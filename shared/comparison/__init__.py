@@ -1,12 +1,12 @@
-"""Two models or two styles side by side: how far they differ, and where.
+"""Compare two models or two styles: show how far and where they differ.
 
     styles.py           two styles on one set of weights, and the verdict
     models.py           two models: outputs by stage, costs, times
-    values/             any two models, line by line, by what they compute
-    concepts.py         the six concepts: what each does in any style
+    values/             any two models, line by line, by their values
+    concepts.py         the six concepts, each described for any style
     sources.py          the source of two styles, paired by concept
-    text.py             texts and tokens, every character visible
-    printing.py         what every comparison in the terminal prints with
+    text.py             texts and tokens with every character visible
+    printing.py         output in a terminal, without trailing spaces
 
-Shown by terminal.py and page/ (one HTML file).
+terminal.py and page/ (one HTML file) show the results.
 """

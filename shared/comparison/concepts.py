@@ -1,4 +1,4 @@
-"""The six concepts of a decoder: what each does in any style."""
+"""Describe the six concepts of a decoder, which every style implements."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Concept:
     """One part of the decoder."""
 
-    does: str  # what it does, in one line
+    does: str  # what the part does, in one line
     mathematics: str  # what every style must compute, in one or two sentences
-    stage: str  # the stage whose output is the concept's; {i} is the layer
+    stage: str  # the stage that has the concept's output; {i} is the layer
 
 
 CONCEPTS = {

@@ -1,4 +1,4 @@
-"""Two models next to each other: outputs stage by stage, costs, time."""
+"""Compare two models: outputs stage by stage, costs, and time."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +25,8 @@ Stages = Mapping[str, str]
 def stage_modules(model: Any, stages: Stages) -> dict[str, nn.Module]:
     """Return the submodule of each stage in the order of the data flow.
 
-    Of each stage the path is given, {i} standing for the layer, which is
-    spelt out in the names returned.
+    `stages` maps each stage's name to the path of its submodule. In both, {i}
+    means the layer; the returned names have the layer's number instead.
 
     Raises:
         ValueError: for a path that is not a submodule of the model.
@@ -46,12 +46,12 @@ def stage_modules(model: Any, stages: Stages) -> dict[str, nn.Module]:
 def stage_outputs(
     model: Any, stages: Stages, tokens: Int[Tensor, "batch time"]
 ) -> dict[str, Float[Tensor, "batch time features"]]:
-    """Run a model once in eval mode; return what each stage gave.
+    """Run a model once in eval mode; return the output of each stage.
 
-    Layers are spelt out in the names, and "log_probs" are last.
+    The stages' names contain the layer's number; "log_probs" comes last.
 
     Raises:
-        ValueError: for a stage that is not a submodule, or is never run.
+        ValueError: for a stage that is not a submodule, or that never runs.
     """
     found: dict[str, Tensor] = {}
 
@@ -79,13 +79,13 @@ def compare_models(
     stages: tuple[Stages, Stages],
     tokens: Int[Tensor, "batch time"],
 ) -> tuple[dict[str, float], tuple[Tensor, Tensor]]:
-    """Run two models; compare the outputs of their common stages.
+    """Run two models, and compare the outputs of the stages they share.
 
-    Returns the largest absolute difference at each, and both models'
-    log-probabilities.
+    Return the largest absolute difference at each stage, and the
+    log-probabilities of both models.
 
     Raises:
-        ValueError: where the configs differ, naming field and values.
+        ValueError: if the configs differ; it names the field and both values.
     """
     for field in fields(GPTConfig):
         name = "inner_size" if field.name == "n_inner" else field.name
@@ -105,22 +105,22 @@ def compare_models(
 def difference_by_concept(
     differences: Mapping[str, float],
 ) -> dict[str, float]:
-    """Take the largest difference over all layers, for each concept."""
+    """Return the largest difference over all layers, for each concept."""
     found = {}
     for name, concept in CONCEPTS.items():
         if values := _in_all_layers(differences, concept.stage):
-            # max() overlooks a NaN that does not come first
+            # Python's max() misses a NaN unless it comes first
             found[name] = torch.tensor(values).double().max().item()
     return found
 
 
 def count_parameters(model: Any, stages: Stages) -> dict[str, int]:
-    """Count the parameters of each component, a tied matrix once.
+    """Count the parameters of each component; a tied matrix counts once.
 
-    "block" counts all that is in the blocks, "norms" what remains of them
-    next to attention and feed-forward, and the last norm; "head" is what
-    remains of the model; "buffers" counts numbers that are kept with the
-    model but not trained.
+    "block" counts all parameters of the blocks. "norms" counts the last norm
+    and the parameters of the blocks outside attention and feed-forward. "head"
+    counts the rest of the model. "buffers" counts the entries of all buffers,
+    which are tensors that training does not change.
     """
     seen: set[Tensor] = set()
     modules = stage_modules(model, stages)
@@ -151,14 +151,15 @@ def count_flops(
 ) -> dict[str, int]:
     """Count floating-point operations by concept, in one real forward pass.
 
-    Only products of matrices are counted, a multiplication and an addition
-    as two, in all layers together; attention is counted as if every score
-    were computed, also the masked ones.
+    Only matrix products count, summed over all layers. A multiplication and
+    an addition are two operations. Attention counts as if all scores were
+    computed, even the masked ones.
     """
     counter = FlopCounterMode(display=False)
-    run: Any = nn.Module()  # by its call the counter learns all names
+    # the counter knows submodules' names only if a module is called
+    run: Any = nn.Module()
     run.model, run.forward = model, model.log_probs
-    # the fused kernels are not counted on every device: this one is
+    # unfused, because on some devices the counter misses fused kernels
     with eval_mode(model), sdpa_kernel(SDPBackend.MATH), counter:
         run(tokens)
     by_name = counter.get_flop_counts()
@@ -177,7 +178,7 @@ def count_flops(
 
 
 def _in_all_layers(by_stage: Mapping[str, Any], stage: str) -> list[Any]:
-    """Return what a stage has in each layer, {i} standing for the layer."""
+    """Return a stage's values in all layers; {i} in its name is the layer."""
     return [
         value
         for name, value in by_stage.items()
@@ -188,10 +189,10 @@ def _in_all_layers(by_stage: Mapping[str, Any], stage: str) -> list[Any]:
 def forward_times(
     models: Sequence[Any], tokens: Int[Tensor, "batch time"]
 ) -> list[Quartiles]:
-    """Time log_probs of each model in turn; return quartiles of the seconds.
+    """Time log_probs of each model in turn; return quartiles in seconds.
 
-    Each is timed once in every round, so that a slow moment of the machine
-    hits all of them, in 20 rounds or as many as start within 3 seconds.
+    Each round times each model once, so a slow moment of the machine affects
+    all models. There are at most 20 rounds, and none starts after 3 seconds.
     """
     runs = {
         str(number): stopwatch(partial(model.log_probs, tokens), tokens.device)

@@ -1,4 +1,4 @@
-"""The source of two styles, paired: by concept, component and method."""
+"""Pair the source of two styles by concept, component and method."""
 
 import ast
 import inspect
@@ -20,7 +20,7 @@ from ..protocol import Style
 from .concepts import CONCEPTS
 from .models import stage_modules
 
-# Large enough for any style to build, small enough to cost nothing.
+# Sizes of a model that any style can build in no time.
 TINY = GPTConfig(vocab_size=16, block_size=8, n_layer=1, n_head=2, n_embd=8)
 
 
@@ -28,25 +28,26 @@ TINY = GPTConfig(vocab_size=16, block_size=8, n_layer=1, n_head=2, n_embd=8)
 class Segment:
     """Some lines of source that belong together."""
 
-    key: str  # the method's name, "" for what stands before the first method
+    key: str  # the method's name, "" for the lines before the first method
     line: int  # number of the first line in its file
-    code: str  # the lines, without an end of line at the end
+    code: str  # the lines, without a final newline
 
 
 @dataclass(frozen=True)
 class Part:
     """A class, function or method that implements a concept."""
 
-    name: str  # its qualified name
-    file: str  # its file, from the folder of its top package on
-    segments: tuple[Segment, ...]  # its source; a class is cut at its methods
+    name: str  # qualified name
+    file: str  # the file's path, beginning with the top package
+    # the source, in pieces; a class is cut at its methods
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
 class PartPair:
-    """Two parts that do the same, or one that stands alone.
+    """Two parts that do the same, or one part without a counterpart.
 
-    The rows are their segments next to each other.
+    The rows are pairs of the parts' segments.
     """
 
     left: Part | None
@@ -55,10 +56,10 @@ class PartPair:
 
 
 def pair_sources(left: Style, right: Style) -> dict[str, list[PartPair]]:
-    """Put the components of two styles next to each other, by concept.
+    """Pair the components of two styles, by concept.
 
-    Components are paired where both styles say that they are the same stage
-    of the model; what stands between those is paired in reading order.
+    Two components are a pair if both styles declare them as the same stage of
+    the model. All other components are paired in reading order.
     """
     stages = (_stage_classes(left), _stage_classes(right))
     found: dict[str, list[PartPair]] = {}
@@ -73,7 +74,7 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[PartPair]]:
         for pair in align(ours, theirs, keys, _alike):
             parts = [None if c is None else read_part(c) for c in pair]
             left_rows, right_rows = (p.segments if p else () for p in parts)
-            # a function does by itself what a class does in its forward
+            # a function may be paired with the forward of a class
             names = [
                 ["forward"] if len(rows) == 1 else [row.key for row in rows]
                 for rows in (left_rows, right_rows)
@@ -84,7 +85,7 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[PartPair]]:
 
 
 def concept_names(left: Style, right: Style) -> list[str]:
-    """Return the concepts of either style, the common six first."""
+    """Return the concepts of both styles, the six common ones first."""
     both = {**left.COMPONENTS, **right.COMPONENTS}
     return [concept for concept in {**CONCEPTS, **both} if concept in both]
 
@@ -110,10 +111,10 @@ def align(
     keys: Sequence[Sequence[Hashable]],
     alike: Callable[[Any, Any], int] | None = None,
 ) -> list[tuple[Any, Any]]:
-    """Pair two sequences: equal keys together, the rest in order.
+    """Pair the items of two sequences: equal keys first, the rest in order.
 
-    Each item stands in one pair, with None where it has no partner. Alike
-    says how well two items go together, where one side has more of them.
+    Each item is in one pair, with None if it has no partner. If one sequence
+    has more items than the other, `alike` rates how well two items match.
     """
     pairs: list[tuple[Any, Any]] = []
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
@@ -130,7 +131,7 @@ def _spread(
     right: Sequence[Any],
     alike: Callable[[Any, Any], int],
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Put None into the shorter one, so that the best partners meet."""
+    """Put None into the shorter sequence so that the best matches pair up."""
     if len(left) > len(right):
         right, left = _spread(right, left, lambda a, b: alike(b, a))
         return left, right
@@ -148,7 +149,7 @@ def _spread(
 
 
 def _alike(one: Any, other: Any) -> int:
-    """Return how many words two components' names share, and their kind."""
+    """Return a score for how similar two components' names and kinds are."""
     words = [
         {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
         for name in (one.__qualname__, other.__qualname__)
@@ -160,7 +161,7 @@ def _alike(one: Any, other: Any) -> int:
 def parts_named(
     sources: Mapping[str, Sequence[PartPair]], word: str
 ) -> list[PartPair]:
-    """Return the pairs of which a part has a word in its name."""
+    """Return the pairs in which the name of a part contains a word."""
     return [
         pair
         for pairs in sources.values()
@@ -174,7 +175,7 @@ def _parts(pair: PartPair) -> tuple[Part | None, Part | None]:
 
 
 def _segments(code: str, line: int) -> list[Segment]:
-    """Cut a class at its methods; anything else stays whole."""
+    """Cut a class at its methods; leave anything else whole."""
     (node,) = ast.parse(code).body
     if not isinstance(node, ast.ClassDef):
         return [Segment("", line, code)]
@@ -196,7 +197,7 @@ def _segments(code: str, line: int) -> list[Segment]:
 
 
 def _stage_classes(style: Style) -> dict[object, str]:
-    """Return, for each class that is a stage of the model, which."""
+    """Return the names of a model's stages, by the class of each stage."""
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = style.build_model(TINY)
     found: dict[object, str] = {type(model): "model"}

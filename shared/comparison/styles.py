@@ -1,4 +1,4 @@
-"""Two styles from one set of weights, and the verdict."""
+"""Compare two styles that run one set of weights."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,43 +18,45 @@ from ..timing import Quartiles
 from ..validation import dtype_name
 from .models import compare_models, count_parameters, forward_times
 
-LIKELIEST = 5  # next tokens that are shown
+LIKELIEST = 5  # likely next tokens to show for each style
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The differences of two styles, stage by stage."""
 
-    styles: tuple[str, str]  # names of the two
-    config: GPTConfig  # what both were built from
+    styles: tuple[str, str]  # names of the two styles
+    config: GPTConfig  # the config of both models
     weights: str  # where the weights come from, in words
     dtype: str  # "float32" or "float64"
-    device: str  # where both ran
+    device: str  # the device of both runs
     differences: dict[str, float]  # largest absolute difference at each stage
-    bound: float  # of log-probabilities: what rounding explains
-    parameters: Sequence[dict[str, int]]  # of each style by component
-    # of each style the likeliest next ids with their probabilities
+    bound: float  # the difference that rounding explains
+    parameters: Sequence[dict[str, int]]  # counts of each style, by component
+    # the likeliest next ids of each style, with probabilities
     next_tokens: Sequence[list[tuple[int, float]]]
-    seconds: Sequence[Quartiles]  # of one forward pass of each style
-    threads: int  # with how many it was timed
-    original_parts: list[str]  # how far parts would be that did not run
+    seconds: Sequence[Quartiles]  # times of one pass, for each style
+    threads: int  # how many threads the timed passes used
+    # sentences on how far the styles differ if one runs with its own class,
+    # such as its norm; by default from_gpt2 uses PyTorch's class
+    original_parts: list[str]
 
     @property
     def largest(self) -> float:
-        """Largest difference in log-probabilities."""
+        """Return the largest difference in log-probabilities."""
         return self.differences["log_probs"]
 
     @property
     def one_function(self) -> bool:
-        """Whether rounding explains the difference; NaN is explained by none.
+        """Return whether rounding explains the largest difference.
 
-        All log-probabilities are compared: every position, every token.
+        All positions and all tokens are compared. A NaN counts as different.
         """
         return self.largest <= self.bound
 
     @property
     def verdict(self) -> str:
-        """The verdict in one line."""
+        """Return the verdict in one line."""
         count = "one function" if self.one_function else "two functions"
         return (
             f"{count}: largest difference {self.largest:.2g} in "
@@ -76,14 +78,16 @@ class Pair:
     styles: tuple[Style, Style]  # the two packages
     config: GPTConfig  # sizes of both models
     state: Mapping[str, Tensor]  # the weights in the GPT-2 layout
-    tokens: Int[Tensor, "batch time"]  # that both ran, on one device
-    models: tuple[Any, Any]  # each style's, in eval mode
-    log_probs: tuple[Tensor, Tensor]  # of each model, for every position
-    differences: dict[str, float]  # the largest at each common stage
+    tokens: Int[Tensor, "batch time"]  # the text that both ran, on one device
+    models: tuple[Any, Any]  # the model of each style, in eval mode
+    # of each model: log-probabilities at every position
+    log_probs: tuple[Tensor, Tensor]
+    # the largest difference at each common stage
+    differences: dict[str, float]
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the two packages, as users write them."""
+        """Return the names of the two packages, as users write them."""
         left, right = (short_name(style.__name__) for style in self.styles)
         return left, right
 
@@ -94,11 +98,11 @@ def make_pair(
     state: Mapping[str, Tensor],
     tokens: Int[Tensor, "batch time"],
 ) -> Pair:
-    """Build both styles from one set of weights, and run them once.
+    """Build both styles from one set of weights, and run each once.
 
     Raises:
-        ValueError: for too many tokens, or a style that builds another
-            config.
+        ValueError: for too many tokens, or if a style builds a model with
+            another config.
     """
     left, right = (s.from_gpt2(state, config).eval() for s in styles)
     stages = styles[0].STAGES, styles[1].STAGES
@@ -111,10 +115,14 @@ def make_pair(
 def compare_pair(
     pair: Pair, *, weights: str, threads: int | None = None
 ) -> Comparison:
-    """Measure how far two styles differ, and what each costs.
+    """Measure how far two styles differ, and what each of them costs.
 
-    The second is the reference for what rounding explains. The weights say in
-    words where they come from; without threads small models are timed on one.
+    The second style is the reference for the effect of rounding.
+
+    Args:
+        pair: both styles, with their models, weights and outputs.
+        weights: where the weights come from, in words.
+        threads: CPU threads for the timing; None uses one for a small model.
     """
     reference, tokens = pair.models[1], pair.tokens
     dtype = next(reference.parameters()).dtype
@@ -148,7 +156,10 @@ def _likeliest(
 
 
 def _original_parts(pair: Pair) -> Iterator[str]:
-    """Build each style with each part of its own, and compare."""
+    """Yield a sentence for each of a style's parts that from_gpt2 replaces.
+
+    It says how far the two styles differ if the style keeps its own part.
+    """
     for name, style, other in zip(
         pair.names, pair.styles, pair.log_probs[::-1], strict=True
     ):

@@ -1,4 +1,4 @@
-"""A comparison, or the source of two styles, in the terminal."""
+"""Print a comparison, or the source of two styles, in a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,15 +17,16 @@ from .sources import Part, PartPair, Segment
 from .styles import Comparison
 from .text import token_text
 
-TOKENS = 20  # that are shown
-NARROW = 66  # below it the columns of tables are as narrow as their cells
+TOKENS = 20  # most tokens of the text to show
+LAST = 3  # last tokens of the text to show before likely next ones
+NARROW = 66  # in a narrower terminal, tables are only as wide as their cells
 ALONE = "(no counterpart)"
 
 
 def show_tokens(
     console: Console, tokens: Sequence[int], tokenizer: Tokenizer
 ) -> None:
-    """Print the first ids over their pieces."""
+    """Print the first ids, each above its text."""
     cells = [
         Text.assemble(
             (str(i), "dim"), "\n", (token_text(tokenizer, i), "cyan")
@@ -37,9 +38,12 @@ def show_tokens(
 
 
 def show_comparison(
-    console: Console, comparison: Comparison, tokenizer: Tokenizer
+    console: Console,
+    comparison: Comparison,
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
 ) -> None:
-    """Print the tables and the verdict."""
+    """Print the tables and the verdict of a comparison on some tokens."""
     names = comparison.styles
     stages = _table(
         ("stage", "largest difference"),
@@ -49,12 +53,12 @@ def show_comparison(
     parameters = [
         (name, *(_count(name, side[name]) for side in comparison.parameters))
         for name in comparison.parameters[0]
-        if name != "block"  # its parts say more
+        if name != "block"  # rows for the parts of a block say more
     ]
-    ranks = enumerate(zip(*comparison.next_tokens, strict=True), start=1)
+    tail = "".join(token_text(tokenizer, i) for i in tokens[-LAST:])
     likeliest = [
-        (str(rank), *(f"{token_text(tokenizer, t)} {p:8.4%}" for t, p in row))
-        for rank, row in ranks
+        ("after", *(f"...{tail}" for _ in names)),
+        *_likeliest(comparison, tokenizer),
     ]
     times = [[1e3 * t for t in seconds] for seconds in comparison.seconds]
     forward = [
@@ -80,10 +84,21 @@ def show_comparison(
     console.print()
     console.print(
         Text(printable(comparison.verdict), style=colour),
-        soft_wrap=not console.is_terminal,  # one line for a program
+        # do not wrap in a pipe, so that a program gets one line
+        soft_wrap=not console.is_terminal,
     )
     for part in comparison.original_parts:
         console.print(Text(part, style="dim"))
+
+
+def _likeliest(
+    comparison: Comparison, tokenizer: Tokenizer
+) -> list[tuple[str, ...]]:
+    ranks = enumerate(zip(*comparison.next_tokens, strict=True), start=1)
+    return [
+        (str(rank), *(f"{token_text(tokenizer, t)} {p:8.4%}" for t, p in row))
+        for rank, row in ranks
+    ]
 
 
 def _count(name: str, count: int) -> str:
@@ -94,7 +109,7 @@ def _count(name: str, count: int) -> str:
 def _table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], console: Console
 ) -> Table:
-    """Return a table as wide as the others, where there is room for that."""
+    """Return a table, as wide as other tables if there is room."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
     wide = console.width >= NARROW
     table.add_column(heads[0], min_width=22 if wide else None)
@@ -113,7 +128,7 @@ def show_sources(
 ) -> None:
     """Print both styles' source, concept by concept.
 
-    A terminal gets a pager where the source is longer than it is high.
+    In a terminal, a source that is longer than the screen opens in a pager.
     """
     blocks = [
         block
@@ -121,7 +136,7 @@ def show_sources(
         for block in _concept(console, names, concept, pairs)
     ]
     everything = Group(*blocks)
-    lines = console.render_lines(everything, pad=False)
+    lines = console.render_lines(everything)
     if console.is_terminal and len(lines) > console.height:
         with console.pager(styles=True):
             console.print(everything)
@@ -171,7 +186,7 @@ def _head(style: str, part: Part | None) -> Text:
 
 
 def _code(segment: Segment | None) -> RenderableType:
-    """Source next to its line numbers; a long line is folded, never cut."""
+    """Return source with its line numbers; long lines wrap."""
     if segment is None:
         return ""
     return Syntax(

@@ -1,20 +1,20 @@
-"""Texts and tokens, so that every character of them can be seen."""
+"""Make every character of texts and tokens visible."""
 
 from ..tokenization.tokenizers import Tokenizer
 
 
 def visible(text: str, kept: str = "") -> str:
-    """Spell out what cannot be printed; spaces and `kept` stay."""
+    """Escape characters that cannot be printed, except those in `kept`."""
     return "".join(
         c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text
     )
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of one id, its spaces as dots.
+    """Return the text of one id, with dots for spaces.
 
-    Bytes that are only part of a character are written in hexadecimal, an
-    id without text as its number.
+    An incomplete character is shown as hexadecimal bytes. An id without text
+    is shown as its number.
     """
     try:
         data = tokenizer.decode_bytes([token])

@@ -1,9 +1,10 @@
 """Compare a model on one process with the same model on several ranks.
 
-    parameters.py       weights of the left put into shards, and gradients
-    placing.py          how a tensor of a rank relates to those of the left
-    diff.py             both run, matched on all ranks, and where they differ
-    causes.py           sentences for the line that differs
+    parameters.py       put the left's weights into shards; compare gradients
+    placing.py          find which part of a left tensor a rank has
+    diff.py             run both, match values on all ranks, find a difference
+    causes.py           sentences that explain why a line differs
 
-All ranks call diff_sharded.
+The left is the model on one process, the right the model on several ranks. All
+ranks call diff_sharded.
 """

@@ -1,14 +1,18 @@
-"""Sentences for the step at which a sharded model parts from its original."""
+"""Explain the first step where a sharded model differs from its original.
 
-from collections.abc import Iterator, Mapping
+The "left" is the original model, on one process.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
 from ..running.ranks import local
-from ..tracing.value import plain
+from ..tracing.value import Value, plain
 from .parameters import Run
 from .placing import OTHER, Placed, Whole, as_runs, find
 
@@ -21,142 +25,241 @@ PUT_BACK = "were the pieces gathered, and put back in their order?"
 
 @dataclass
 class Step:
-    """One value of the sharded model, on all ranks."""
+    """A step of the sharded model: a line, and the value that it computes."""
 
-    place: str  # where it is computed
-    op: str  # by which operation
-    module: str  # and in which module
-    inputs: dict[str, None]  # the names of those that it is computed from
-    # whether the model's own code computes it, and it has enough different
-    # numbers to be recognised
+    place: str  # the line that computes the value
+    op: str  # the operation that computes the value
+    module: str  # the module that computes the value
+    inputs: dict[str, None]  # names of the steps whose values are inputs
+    # whether the model's own code computes the value, and the value has enough
+    # different entries to be recognised
     distinct: bool
-    judged: bool  # whether the left must have it: it depends on tokens as well
-    value: Tensor | None = None  # this rank's, if it has one
-    placed: Placed | None = None  # where that stands on the left
-    # how it stands there, "" for nowhere, by the ranks that have it
+    judged: bool  # whether it is distinct, and depends on tokens
+    # None if this rank does not run the step
+    value: Tensor | None = None
+    # where the left model has this rank's value
+    placed: Placed | None = None
+    # by rank: Placed.kind of the value; "" if the left lacks the value
     kinds: dict[int, str] = field(default_factory=dict)
-    sum: Tensor | None = None  # of all ranks, where one is lost
-    sum_placed: Placed | None = None  # where the sum stands
+    # sum of the value over all ranks, if the left lacks the value
+    sum: Tensor | None = None
+    sum_placed: Placed | None = None  # where the left model has the sum
 
     @property
     def kind(self) -> str:
-        """How the ranks together have it, "" where one has it not."""
+        """Return the value's kind; "" if a rank's value is not on the left."""
         if self.sum_placed is not None:
             return PART_OF_SUM
         return min(self.kinds.values(), default="whole")
 
     @property
     def collective(self) -> str:
-        """Whether a collective "reduces" or "gathers" here, "" if none."""
+        """Return "reduces" or "gathers" for a collective, otherwise ""."""
         if any(name in self.op for name in REDUCES):
             return "reduces"
         return "gathers" if any(name in self.op for name in GATHERS) else ""
 
 
-def causes(
-    name: str, steps: Mapping[str, Step], wholes: Mapping[int, Whole], run: Run
-) -> Iterator[str]:
-    """Yield what this rank sees at the step that parts, the likeliest first.
+@dataclass(frozen=True)
+class Parting:
+    """The first step that differs, as one rank sees it."""
 
-    Nothing where this rank has it not. Steps are all that lead to the scores;
-    wholes the values of the left by their numbers.
+    name: str
+    steps: Mapping[str, Step]  # all steps that lead to the scores
+    wholes: Mapping[int, Whole]  # the values of the left, by number
+    run: Run  # the left, and this rank's part of the right
+
+    @property
+    def step(self) -> Step:
+        """Return the step that differs first."""
+        return self.steps[self.name]
+
+    @property
+    def value(self) -> Tensor:
+        """Return the value that this rank computes in the step."""
+        assert self.step.value is not None
+        return self.step.value
+
+    @property
+    def inputs(self) -> list[Step]:
+        """Return the steps whose values the first differing step uses."""
+        return [self.steps[name] for name in self.step.inputs]
+
+    @property
+    def known(self) -> list[tuple[Step, Placed]]:
+        """Return the inputs that the left has, each with its place there."""
+        return [(s, s.placed) for s in self.inputs if s.placed is not None]
+
+    @property
+    def after(self) -> list[tuple[Step, Placed, Value]]:
+        """Return what the left model computes from the known inputs.
+
+        Each entry has the step that computes the input, the input's place in
+        the left model, and the left's result of the same operation.
+        """
+        return [
+            (one, placed, value)
+            for one, placed in self.known
+            for value in self.run.left.values
+            if placed.of.number in value.inputs
+            and value.place.op == self.step.op
+        ]
+
+    @cached_property
+    def expected(self) -> list[tuple[Value, Placed, Tensor]]:
+        """Return the values that this rank should compute in this step."""
+        found = []
+        for _, placed, of in self.after:
+            if of.number in self.wholes and of.shape == placed.of.shape:
+                want = placed.part_of(self.wholes[of.number].tensor)
+                if want.numel() == self.value.numel():
+                    found.append((of, placed, want))
+        return found
+
+    @property
+    def continued(self) -> str:
+        """Say where the left model continues, in words that end a sentence."""
+        at = [of.place for of, *_ in self.expected]
+        return f"; the left continues at {at[-1]}" if at else ""
+
+
+def causes(parting: Parting) -> Iterator[str]:
+    """Yield the causes that this rank finds for a difference, likeliest first.
+
+    A rank that does not run the step finds no causes.
     """
-    step, count = steps[name], run.ranks.count
-    if step.value is None:
+    if parting.step.value is not None:
+        for explanation in EXPLANATIONS:
+            yield from explanation(parting)
+
+
+def _added_on_every_rank(parting: Parting) -> Iterator[str]:
+    step, run = parting.step, parting.run
+    readers = [s for s in parting.steps.values() if parting.name in s.inputs]
+    if step.sum is None or all(s.collective != "reduces" for s in readers):
         return
-    inputs = [steps[n] for n in step.inputs]
-    known = [(one, one.placed) for one in inputs if one.placed is not None]
-    uses = {one.collective for one in steps.values() if name in one.inputs}
-    if step.sum is not None and "reduces" in uses:
-        added = {one.place: one.value for one in inputs}
-        for weight, p in run.part.named_parameters():
-            added[f"the bias {weight}"] = plain(local(p))
-        shapes = step.sum.shape, step.sum.shape[-1:]
-        for what, value in added.items():
-            if value is None or value.shape not in shapes:
-                continue
-            total = step.sum - (count - 1) * value
-            if find(total, step.op, wholes.values()):
-                yield (
-                    f"every rank adds {what}, so the sum over the ranks has "
-                    f"it {count} times"
-                )
-    for one in [*inputs, step]:
-        if one.sum_placed is not None and step.collective != "reduces":
+    added = {one.place: one.value for one in parting.inputs}
+    for weight, p in run.part.named_parameters():
+        added[f"the bias {weight}"] = plain(local(p))
+    shapes, count = (step.sum.shape, step.sum.shape[-1:]), run.ranks.count
+    for what, value in added.items():
+        if value is None or value.shape not in shapes:
+            continue
+        total = step.sum - (count - 1) * value
+        if find(total, step.op, parting.wholes.values()):
+            yield (
+                f"every rank adds {what}, so the sum over the ranks contains "
+                f"it {count} times"
+            )
+
+
+def _missing_sum(parting: Parting) -> Iterator[str]:
+    for one in [*parting.inputs, parting.step]:
+        if one.sum_placed is not None and parting.step.collective != "reduces":
             yield (
                 f"an all_reduce is missing: {one.place} is a part of a sum "
-                f"on each rank, and is used unsummed; the sum over the ranks "
-                f"is {one.sum_placed.of.name} on the left"
+                f"on each rank, and is used before it is summed; the sum over "
+                f"the ranks is {one.sum_placed.of.name} on the left"
             )
-    if step.placed is not None:
+
+
+def _not_put_back(parting: Parting) -> Iterator[str]:
+    placed = parting.step.placed
+    if placed is not None:
         yield (
-            f"the numbers are those of {step.placed.of.name}, in another "
-            f"order or a part of them: {step.placed}; {PUT_BACK}"
+            f"the numbers are those of {placed.of.name}, in another order or "
+            f"a part of them: {placed}; {PUT_BACK}"
         )
-    for (one, first), (other, second) in permutations(known, 2):
-        if step.op not in POINTWISE:
-            if first.of is second.of and first != second:
-                yield (
-                    f"{one.place} and its other input are both parts of "
-                    f"{first.of.name}, {first} and {second}: is a fused "
-                    f"weight of queries, keys and values cut as if it were "
-                    f"one?"
-                )
-        elif one.judged:
-            own = f"rank {run.ranks.rank} counts positions from 0"
-            axes = zip(
-                *(first.of.shape[::-1], first.picked[::-1]),
-                *(second.of.shape[::-1], second.picked[::-1]),
-                strict=False,
+
+
+def _cut_as_one(parting: Parting) -> Iterator[str]:
+    for (one, first), (_, second) in permutations(parting.known, 2):
+        pointwise = parting.step.op in POINTWISE
+        if not pointwise and first.of is second.of and first != second:
+            yield (
+                f"{one.place} and its other input are both parts of "
+                f"{first.of.name}, {first} and {second}: is a fused weight of "
+                f"queries, keys and values cut as if it were a single one?"
             )
-            for size, ours, same, theirs in axes:
-                alike = (size, len(ours)) == (same, len(theirs))
-                if alike and ours != theirs:
-                    yield (
-                        f"{one.place} is at {as_runs(ours)} on the left, "
-                        f"{other.place} at {as_runs(theirs)}: "
-                        f"{PUT_BACK if other.judged else own}"
-                    )
-    after = [
-        (one, placed, value)
-        for one, placed in known
-        for value in run.left.values
-        if placed.of.number in value.inputs and value.place.op == step.op
-    ]
+
+
+def _other_positions(parting: Parting) -> Iterator[str]:
+    own = f"rank {parting.run.ranks.rank} counts positions from 0"
+    for (one, first), (other, second) in permutations(parting.known, 2):
+        if parting.step.op not in POINTWISE or not one.judged:
+            continue
+        axes = zip(
+            *(first.of.shape[::-1], first.picked[::-1]),
+            *(second.of.shape[::-1], second.picked[::-1]),
+            strict=False,
+        )
+        for size, ours, same, theirs in axes:
+            alike = (size, len(ours)) == (same, len(theirs))
+            if alike and ours != theirs:
+                yield (
+                    f"{one.place} is at {as_runs(ours)} on the left, "
+                    f"{other.place} at {as_runs(theirs)}: "
+                    f"{PUT_BACK if other.judged else own}"
+                )
+
+
+def _other_layer(parting: Parting) -> Iterator[str]:
+    run, after = parting.run, parting.after
     to = {of.place.module for _, _, of in after} & {*map(owner, run.weights)}
     owners = {owner(n): owner(source) for n, (source, _) in run.pieces.items()}
-    own = owners.get(step.module, "")
+    own = owners.get(parting.step.module, "")
     if own and to and own not in to:
         yield (
-            f"{own} is given {after[0][0].place}, which the left gives to "
-            f"{min(to)}: do layers, or stages, run in another order?"
+            f"{own} takes {after[0][0].place}, which on the left is the input "
+            f"of {min(to)}: do layers, or stages, run in another order?"
         )
-    expected = ""
-    for _, placed, of in after:
-        if of.number in wholes and of.shape == placed.of.shape:
-            want = placed.part_of(wholes[of.number].tensor)
-            if want.numel() == step.value.numel():
-                expected = f"; the left continues at {of.place}"
-                if words := _mask(step.value, want, placed):
-                    yield words + expected
-    for one, placed in known:
+
+
+def _other_mask(parting: Parting) -> Iterator[str]:
+    for of, placed, want in parting.expected:
+        if words := _mask(parting.value, want, placed):
+            yield f"{words}; the left continues at {of.place}"
+
+
+def _input_in_another_order(parting: Parting) -> Iterator[str]:
+    for one, placed in parting.known:
         if placed.kind == OTHER:
             yield (
                 f"its input {one.place} is that of {placed.of.name} in "
-                f"another order ({placed}): {PUT_BACK}{expected}"
+                f"another order ({placed}): {PUT_BACK}{parting.continued}"
             )
-    made = ", ".join(f"{one.place} is {p.of.name} ({p})" for one, p in known)
+
+
+def _unknown(parting: Parting) -> Iterator[str]:
+    made = ", ".join(
+        f"{one.place} is {placed.of.name} ({placed})"
+        for one, placed in parting.known
+    )
     made = f"; of its inputs, {made}" if made else ""
-    yield f"no value on the left equals it, or its sum{made}{expected}"
+    yield f"no value on the left equals it or its sum{made}{parting.continued}"
+
+
+# Each function yields a sentence about one cause, or nothing.
+EXPLANATIONS: tuple[Callable[[Parting], Iterator[str]], ...] = (
+    _added_on_every_rank,
+    _missing_sum,
+    _not_put_back,
+    _cut_as_one,
+    _other_positions,
+    _other_layer,
+    _other_mask,
+    _input_in_another_order,
+    _unknown,
+)
 
 
 def owner(name: str) -> str:
-    """Return the name of the module that has a parameter."""
+    """Return the name of the module that holds a parameter."""
     return name.rpartition(".")[0]
 
 
 def _mask(value: Tensor, want: Tensor, placed: Placed) -> str:
-    """Say where a rank hides other numbers than the left, or ""."""
+    """Say where a rank's mask differs from the left's; "" if nowhere."""
     ours, theirs = value.reshape(want.shape).isinf(), want.isinf()
     if not (ours.any() and theirs.any()) or ours.equal(theirs):
         return ""
@@ -168,7 +271,10 @@ def _mask(value: Tensor, want: Tensor, placed: Placed) -> str:
     words = f"position {query} sees keys {own}, on the left {left}"
     if not bool((keys.diff() == 1).all()):
         order = as_runs(keys.tolist())
-        return f"{words}; the keys are in the order {order}: is the mask?"
+        return (
+            f"{words}; the keys are in the order {order}: is the mask in "
+            f"the same order?"
+        )
     if at < query and own == as_runs(range(at + 1)):
         return f"{words}: the mask counts a rank's positions from 0"
     return words

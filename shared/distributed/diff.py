@@ -1,4 +1,4 @@
-"""Runs both models on all ranks, and says where they part."""
+"""Compare a sharded model with its original, on all ranks."""
 
 import math
 from collections import Counter
@@ -27,7 +27,7 @@ from ..running.context import one_run
 from ..running.model.building import Builder
 from ..running.ranks import current, together
 from ..tracing.value import plain
-from .causes import PART_OF_SUM, Step, causes
+from .causes import PART_OF_SUM, Parting, Step, causes
 from .parameters import Run, compare_gradients, pieces_of, put_weights
 from .placing import OTHER, Whole, find, on_all_ranks
 
@@ -36,26 +36,26 @@ from .placing import OTHER, Whole, find, on_all_ranks
 class ShardedDiff:
     """A comparison of a sharded model with its original on one process."""
 
-    ranks: int  # how many processes
-    # whether all ranks return the left's scores, and have its gradients,
-    # where they were compared
+    ranks: int  # number of ranks
+    # whether scores, and gradients if compared, equal the left's on all ranks
     same: bool
-    apart: float  # how far a rank's scores are from the left's, at most
-    rounding: float  # how far that may be
-    values: int  # of the sharded model that lead to its scores
-    matched: int  # of these the left has, or a sum of all ranks is the left's
-    sliced: int  # of these are on some rank a part, or in another order
-    partial: int  # of these are a part of a sum
-    weights: str = ""  # which weights the ranks ran with
-    where: str = ""  # the line that parts
+    apart: float  # largest distance between a rank's scores and the left's
+    rounding: float  # the difference that rounding can cause
+    values: int  # how many values of the sharded model lead to its scores
+    matched: int  # how many of these the left has, perhaps as a sum
+    sliced: int  # how many matched values are slices or reordered
+    partial: int  # how many matched values are parts of a sum
+    weights: str = ""  # which weights the ranks ran with, in words
+    where: str = ""  # the first line that differs
     cause: str = ""  # a likely cause at that line, if one is known
-    gradients: int = 0  # how many were compared
-    partial_gradients: tuple[str, ...] = ()  # names: parts of a sum over ranks
-    gradient: str = ""  # how the first one differs
+    gradients: int = 0  # how many gradients were compared
+    # gradients that are complete only as a sum over ranks, by name
+    partial_gradients: tuple[str, ...] = ()
+    gradient: str = ""  # how the first unequal gradient differs, in words
 
     @property
     def sentence(self) -> str:
-        """The finding in one sentence."""
+        """Return the finding in one sentence."""
         count = (
             f"{self.matched} of {self.values} values matched ({self.sliced} "
             f"sliced, {self.partial} partial sums)"
@@ -64,10 +64,10 @@ class ShardedDiff:
             sums = len(self.partial_gradients)
             equal = f"{self.gradients} gradients equal" + (
                 f", {sums} of them as the sum over the ranks, which the "
-                f"training code has to make" * bool(sums)
+                f"training code must compute" * bool(sums)
             )
             if not self.gradients:
-                equal = "gradients are not compared"
+                equal = "gradients were not compared"
             return (
                 f"one function over {self.ranks} ranks"
                 f"{', another gradient' * bool(self.gradient)}: "
@@ -76,7 +76,7 @@ class ShardedDiff:
                 f"{self.weights}"
             )
         return (
-            f"two functions over {self.ranks} ranks: they part at "
+            f"two functions over {self.ranks} ranks: they first differ at "
             f"{self.where}: {self.cause}; scores {self.apart:.2g} apart, "
             f"{count}; {self.weights}"
         )
@@ -87,9 +87,10 @@ class ShardedDiff:
 
 
 class Rank(Side):
-    """A rank's part: operations of a second run need not be the same.
+    """The model on one rank; all values of its first run are kept.
 
-    DTensor keeps what it has found out of them.
+    They are kept because DTensor caches results, so a second run may run other
+    operations.
     """
 
     most = math.inf
@@ -106,30 +107,31 @@ def diff_sharded(
     dtype: torch.dtype | None = None,
     gradients: bool = False,
 ) -> ShardedDiff:
-    """Compare a model on one process with the same over several ranks.
+    """Compare a model on one process with the same model on several ranks.
 
-    All ranks call this. Each runs the whole of the left, and its part of the
-    right, in float64 where both can. A left that no process can hold next to
-    its part is a recording, which each rank reads: the right loads its own
-    weights, and runs in the recording's dtype.
+    All ranks call this function. Each rank runs the whole left model and its
+    own part of the right model, in float64 if both can. If the left model is
+    too large for this, give a recording of it, which each rank reads. Then the
+    right must load its weights itself, and runs in the recording's dtype.
 
     Args:
-        left: builds a module, or is one; or the path of a recording.
-        right: builds the module of a rank, or is one.
-        tokens: ids; None: 16 drawn from a seed, or the recording's.
-        vocab_size: number of tokens, where a model does not declare it.
-        names: what to call the two.
-        dtype: to run both in; None: float64.
+        left: a module, a function that builds one, or the path of a
+            recording.
+        right: the module of a rank, or a function that builds it.
+        tokens: ids; None draws 16 from a seed, or uses the recording's.
+        vocab_size: number of tokens, if a model does not declare it.
+        names: names of the two models, for messages.
+        dtype: dtype to run both in; None means float64.
         gradients: whether to compare the gradients of the weights as well.
 
     Raises:
-        ValueError: for a single process, for models that are not modules,
-            raise, or have other vocabularies, for weights that do not fit,
-            and for a recording of other tokens.
+        ValueError: for a single process, a model that is not a module or
+            raises, different vocabularies, weights that do not fit, or a
+            recording of other tokens.
     """
     ranks = current()
     if ranks is None:
-        raise ValueError("a sharded model is compared on several processes")
+        raise ValueError("comparing a sharded model requires several ranks")
     ranks.apart = 0.0, ""
     given = None if tokens is None else as_tokens(tokens)
     part = _built(right, names[1])
@@ -167,8 +169,8 @@ def _built(model: Model | Path, name: str) -> nn.Module:
     built = None if recorded else Builder(model, SEED, None).build()
     if not isinstance(built, nn.Module):
         raise ValueError(
-            f"{name} is no module, whose weights can be set"
-            f"{': a recording stands on the left' * recorded}"
+            f"{name} is not a module, so its weights cannot be set"
+            f"{': give a recording as the left side' * recorded}"
         )
     return built
 
@@ -182,7 +184,7 @@ def _compare(run: Run) -> ShardedDiff:
     same = apart <= near and ranks.apart[0] <= 1
     own = [*steps.values()][-1].value
     if not same and own is not None and own.shape == wanted.shape:
-        # where ranks return others, the scores above are rank 0's on all
+        # also compare this rank's own scores: `right.scores` are rank 0's
         apart = max(apart, float((own - wanted).abs().max()))
     kinds = Counter(step.kind for step in steps.values() if step.judged)
     result = ShardedDiff(
@@ -201,7 +203,8 @@ def _compare(run: Run) -> ShardedDiff:
     step = steps[name]
     if step.kind:
         step.placed = find(right.scores, "", wholes.values())
-    words = ranks.gather(next(causes(name, steps, wholes, run), ""))
+    parting = Parting(name, steps, wholes, run)
+    words = ranks.gather(next(causes(parting), ""))
     lost_on = [rank for rank, kind in step.kinds.items() if not kind]
     cause = words[min(lost_on, default=0)]
     if 0 < len(lost_on) < ranks.count:
@@ -210,9 +213,9 @@ def _compare(run: Run) -> ShardedDiff:
 
 
 def _values_of(run: Run) -> dict[int, Whole]:
-    """Return the values of the left, those of products also unbiased.
+    """Return the left's values, and its matrix products without a bias.
 
-    Ranks sum up before they add a bias.
+    Ranks sum their products before they add the bias.
     """
     left = run.left
     known = {v.number for v in left.values if not v.digest.trivial}
@@ -230,11 +233,11 @@ def _values_of(run: Run) -> dict[int, Whole]:
 
 
 def _steps(run: Run, wholes: Mapping[int, Whole]) -> dict[str, Step]:
-    """Return what leads to the scores on some rank, these at the end.
+    """Return the steps that lead to the scores on any rank, scores last.
 
-    A line and how often it has run by then name a step: a rank may run fewer
-    lines than the others, as where no token is sent to its experts. Each is
-    looked for on the left; of one that is lost the ranks' sum.
+    A step's name is its line, and how often the line has run so far. Ranks may
+    run different lines, for example if the experts of a rank get no token.
+    Each value, or else its sum over the ranks, is looked up in the left model.
     """
     right, ranks = run.right, run.ranks
     often, names = Counter[str](), dict[int, str]()
@@ -265,7 +268,8 @@ def _steps(run: Run, wholes: Mapping[int, Whole]) -> dict[str, Step]:
         )
     ends = ranks.gather(names[last.event])
     sent = ranks.gather([names[right.values[n].event] for n in right.sent])
-    # popped from behind: what ranks send, and the scores of the last stage
+    # steps still to visit, as a stack: values sent by ranks, then the last
+    # scores
     todo = [*ends, *[*chain(*sent)][::-1]]
     steps, seen = dict[str, Step](), set[str]()
     while todo:
@@ -293,10 +297,10 @@ def _steps(run: Run, wholes: Mapping[int, Whole]) -> dict[str, Step]:
 
 
 def _parting(steps: Mapping[str, Step]) -> str:
-    """Return the first event that the left lacks, and that matters.
+    """Return the first step that neither computes nor leads to a left value.
 
-    One that leads to what the left has is a step on another way to it. A
-    gathered part comes from one rank alone, so it shows nothing of others.
+    A step that leads to a left value only computes this value in another way.
+    Gathered values do not count, because each part comes from one rank.
     """
     explained = set[str]()
     for name, step in reversed([*steps.items()]):

@@ -1,4 +1,4 @@
-"""The parameters of a rank: weights of the left put in, gradients compared."""
+"""Put the left model's weights into a rank's parameters; compare gradients."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -20,25 +20,27 @@ from ..running.tolerances import (
 from ..tracing.value import plain
 from .placing import Whole, find, on_all_ranks
 
-UNLOADED_SHARE = 0.5  # of a rank's parameters: with more it has its own
+# if a larger share of a rank's parameters differs from the left's weights, the
+# rank has not loaded these weights
+UNLOADED_SHARE = 0.5
 THIRDS = ("qkv", "c_attn", "query_key_value", "in_proj", "wqkv")
-SHIFT = 0.1  # of what is drawn instead of zeros or ones
+SHIFT = 0.1  # size of the noise that is added to vectors of equal numbers
 DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
 
-# Each parameter of a rank is a piece of one of the left's. By its name: the
-# left's name, and the function that cuts the piece out.
+# For each parameter of a rank: the name of a parameter of the left, and a
+# function that cuts the rank's piece out of that parameter.
 Pieces = dict[str, tuple[str, Callable[[Tensor], Tensor]]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A model on one process, and a rank's part of it, both run."""
+    """The two runs: a model on one process, and this rank's part of it."""
 
     left: Side
     right: Side
-    weights: Mapping[str, Tensor]  # the left's, none where it is a recording
-    part: nn.Module  # of this rank
-    pieces: Pieces  # the left's that its parameters are pieces of
+    weights: Mapping[str, Tensor]  # the left's weights; empty for a recording
+    part: nn.Module  # this rank's module
+    pieces: Pieces  # for each parameter of the part, its piece of the left
     ranks: Ranks
 
 
@@ -46,15 +48,17 @@ class Run:
 def put_weights(
     ours: Mapping[str, Tensor], right: nn.Module, ranks: Ranks
 ) -> tuple[str, Pieces]:
-    """Put the left's weights into a rank's shards; say what was done.
+    """Put the left model's weights into a rank's shards; say what was done.
 
-    Where most parameters are the left's already, the model has loaded them:
-    none is changed, and others are looked for by value. Else vectors of one
-    number, such as biases of zeros, are drawn again on both sides: a bias of
-    zeros may be added twice.
+    If most parameters already equal the left's, the model has loaded its
+    weights. Then nothing is changed, and each parameter that differs is looked
+    up among the left's weights.
+
+    Otherwise the rank gets the left's weights. Vectors of equal entries change
+    on both sides, because a bias of zeros would hide that it is added twice.
 
     Raises:
-        ValueError: for a parameter that no weight of the left fits.
+        ValueError: if a parameter fits no weight of the left model.
     """
     theirs = {name: local(p) for name, p in right.named_parameters()}
     pieces = pieces_of(ours, right, ranks)
@@ -80,7 +84,8 @@ def put_weights(
             placed, where = find(own, source, wholes), "none of them"
             if placed is not None:
                 where = f"{placed} of {placed.of.name}"
-                if placed.part_of(placed.of.tensor).equal(own):  # not turned
+                # keep the piece only if the layout is the same
+                if placed.part_of(placed.of.tensor).equal(own):
                     pieces[name] = placed.of.name, placed.part_of
             but.append(f"{name} is {where}")
         words = "the ranks have the left's weights"
@@ -92,7 +97,7 @@ def put_weights(
     for rank, (_, names) in enumerate(of_all):
         if names:
             raise ValueError(
-                f"rank {rank} has weights that none of the left fits: "
+                f"rank {rank} has weights that fit no weight of the left: "
                 f"{names}; load the left's weights where the model is built"
             )
     sums = {
@@ -110,20 +115,20 @@ def put_weights(
             weight.add_(SHIFT * noise.to(weight))
     for name in pieces:
         theirs[name].copy_(piece_of(name))
-    began = f"; the ranks began with other numbers in {', '.join(apart[:3])}"
-    words = f"{len(pieces)} weights of the left put into each rank"
+    began = f"; the ranks started with different {', '.join(apart[:3])}"
+    words = f"each rank got {len(pieces)} weights of the left"
     return words + began * bool(apart), pieces
 
 
 def pieces_of(
     ours: Mapping[str, Tensor], right: nn.Module, ranks: Ranks
 ) -> Pieces:
-    """Return what each parameter of a rank holds of the left's, by names.
+    """Return, for each parameter of a rank, its piece of a left weight.
 
-    It comes from the left's of the same name, else from the only one whose
-    name is nearest: all of it, or of one axis the piece of this rank. Of
-    queries, keys and values in one tensor each is cut. A DTensor is
-    distributed as its placements say.
+    The weight has the same name as the parameter, or the nearest one. The
+    piece is the whole weight, or this rank's part along one axis. Fused
+    queries, keys and values are cut separately. A DTensor gets the piece that
+    its placements say.
     """
     theirs = dict(right.named_parameters())
     fits = {
@@ -146,7 +151,7 @@ def pieces_of(
 
 
 def _shared(name: str, other: str) -> int:
-    """Return how many parts of two names are alike, from either end."""
+    """Count the parts that two dotted names share at the start and end."""
     one, two = name.split("."), other.split(".")
     return sum(
         a == b
@@ -156,9 +161,9 @@ def _shared(name: str, other: str) -> int:
 
 
 def _cut(weight: Tensor, parameter: Tensor, ranks: Ranks) -> list[int] | None:
-    """Return the axis along which a parameter was cut out of a weight.
+    """Return the axis along which a parameter is a piece of a weight.
 
-    An empty list stands for the whole weight, None for no part of it.
+    Return [] if it is the whole weight, and None if it does not fit.
     """
     pairs = [*enumerate(zip(weight.shape, parameter.shape, strict=False))]
     axes = [axis for axis, (size, part) in pairs if size != part]
@@ -170,7 +175,7 @@ def _cut(weight: Tensor, parameter: Tensor, ranks: Ranks) -> list[int] | None:
 def _piece_of(
     name: str, parameter: Tensor, ranks: Ranks, weight: Tensor
 ) -> Tensor:
-    """Return what of a weight, or of its gradient, belongs to this rank."""
+    """Return this rank's piece of a weight or of a gradient."""
     if local(parameter) is not parameter:
         from torch.distributed.tensor import distribute_tensor
 
@@ -188,18 +193,19 @@ def _piece_of(
 
 
 def compare_gradients(run: Run) -> dict[str, Any]:
-    """Compare each gradient with what belongs to this rank of the left's.
+    """Compare each gradient with this rank's piece of the left's gradient.
 
-    Of a parameter that several ranks hold each may have a part of the
-    gradient, which the training code sums up: that is not a difference. Stages
-    of a pipeline hold parameters of other names. Returned are the attributes
-    of a ShardedDiff that this finds.
+    If several ranks hold a parameter, each may have only a term of its
+    gradient. The training code sums these terms, so this is not a difference.
+
+    Returns:
+        The attributes of a ShardedDiff that describe the gradients.
     """
     ranks, own_text = run.ranks, _is_data_parallel(run)
     ours, theirs = _gradients_of(run, own_text)
     pieces = {n: piece for n, piece in run.pieces.items() if piece[0] in ours}
     if on_any(bool(pieces) and not theirs):
-        return {}  # a schedule runs the backward pass itself
+        return {}  # a pipeline's schedule runs the backward pass itself
     unit = min(unit_of(run.left, run.right), GRADIENT_UNIT_AT_MOST)
     unit *= GRADIENT_UNITS
     floor = GRADIENT_FLOOR_SHARE * max(
@@ -222,7 +228,7 @@ def compare_gradients(run: Run) -> dict[str, Any]:
         for name, total in sums.items()
         if not _differs(total, wanted[name], unit, floor)
     ]
-    # of stages the backward pass reaches the last one first
+    # the backward pass reaches the last stage of a pipeline first
     names = sorted(kinds, key=lambda name: -min(kinds[name]))
     unlike = [n for n in names if "" in kinds[n].values() and n not in summed]
     sentence = ""
@@ -233,14 +239,14 @@ def compare_gradients(run: Run) -> dict[str, Any]:
         sentence = f"on rank {rank} the gradient of {first} {said[rank]}"
         if before := [n for n in names[: names.index(first)] if n in summed]:
             sentence += (
-                f"; that of {before[-1]}, reached before by the backward "
-                f"pass, is a part of a sum on each rank: is a sum missing "
-                f"behind it?"
+                f"; that of {before[-1]}, which the backward pass reaches "
+                f"earlier, is a part of a sum on each rank: is a sum missing "
+                f"after it?"
             )
         if own_text:
             sentence += (
-                "; each rank ran a text of its own, and the left's is the "
-                "mean over them: does anything reduce it?"
+                "; each rank ran a different text, and the left's is the "
+                "mean over them: is the gradient reduced?"
             )
     return {
         "same": not sentence,
@@ -251,7 +257,7 @@ def compare_gradients(run: Run) -> dict[str, Any]:
 
 
 def _is_data_parallel(run: Run) -> bool:
-    """Whether every rank is meant to have a text of its own."""
+    """Return whether each rank is meant to run a different text."""
     kinds = {k.__name__ for m in run.part.modules() for k in type(m).__mro__}
     meshes = [getattr(p, "device_mesh", None) for p in run.part.parameters()]
     one_axis = all(mesh is None or mesh.ndim == 1 for mesh in meshes)
@@ -261,11 +267,11 @@ def _is_data_parallel(run: Run) -> bool:
 def _gradients_of(
     run: Run, own_text: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return both sides' gradients, also of tied weights of the left.
+    """Return the gradients of both models, by the names of parameters.
 
-    A model that is data parallel has another text on each rank, and the mean
-    of their gradients: with one text nothing would show a parameter that is
-    left out.
+    A data-parallel model runs a different text on each rank, and averages the
+    gradients. If all ranks ran the same text, a gradient that is not averaged
+    would not be noticed.
     """
     sides, ranks = (run.left, run.right), run.ranks
     if own_text:
@@ -286,7 +292,7 @@ def _gradients_of(
 
 
 def _differs(mine: Tensor, want: Tensor, unit: float, floor: float) -> str:
-    """Say how far a gradient is from another, "" where it is that."""
+    """Say how far two gradients differ; return "" if only by rounding."""
     near = unit * max(largest(want), largest(mine), floor)
     if bool(((mine - want).abs() <= near).all()):
         return ""

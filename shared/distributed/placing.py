@@ -1,4 +1,4 @@
-"""How a tensor of a rank relates to those of one process."""
+"""Find which part of a one-process model's tensor a rank's tensor is."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,27 +14,27 @@ from ..running.ranks import Ranks
 from ..running.tolerances import PLACED_UNITS, PLACED_UNITS_OF_FLOAT64
 
 OTHER = "another order"
-PROBES = 16  # numbers of a tensor that are looked for first
+PROBES = 16  # how many numbers of a tensor are searched first
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor of a rank, as a part of one on one process."""
+    """A rank's tensor, as a part of a tensor of the one-process model."""
 
     of: "Whole"  # the tensor of one process
-    # for each of its axes the indices that the rank has, in its order
+    # for each axis, the indices that the rank has, in the rank's order
     picked: tuple[tuple[int, ...], ...]
 
     @property
     def kind(self) -> str:
-        """Whether it is "whole", "sliced", or in "another order"."""
+        """Return "whole", "sliced", or "in another order"."""
         if any([*p] != sorted(p) for p in self.picked):
             return OTHER
         whole = [*map(len, self.picked)] == [*self.of.shape]
         return "whole" if whole else "sliced"
 
     def part_of(self, whole: Tensor) -> Tensor:
-        """Return what the rank has of a tensor of that shape."""
+        """Cut the rank's part out of a tensor with the shape of the whole."""
         for axis, indices in enumerate(self.picked):
             whole = whole.index_select(axis, torch.tensor(indices))
         return whole
@@ -58,13 +58,16 @@ def as_runs(picked: Iterable[int]) -> str:
 
 @dataclass(eq=False)
 class Whole:
-    """A tensor of one process, in which those of a rank are looked for."""
+    """A tensor of the one-process model; `place` finds ranks' tensors in it.
 
-    number: int  # to know it by
-    name: str  # of a weight, or the line that computes a value
-    op: str  # the operation that computes it
-    tensor: Tensor  # in float64
-    eps: float  # unit of rounding of the dtype that it was computed in
+    Its entries are sorted once, so that each search is fast.
+    """
+
+    number: int  # number that identifies the tensor
+    name: str  # the name of a weight, or the line that computes the value
+    op: str  # the operation that computes the value
+    tensor: Tensor  # the numbers in float64
+    eps: float  # unit of rounding of the original dtype
 
     def __post_init__(self):
         self.shape = tuple(self.tensor.shape)
@@ -77,13 +80,13 @@ class Whole:
         self.between = (self.sorted[1:] + self.sorted[:-1]) / 2
 
     def nearest(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the nearest of the sorted numbers are, and how far."""
+        """Return the indices of the nearest sorted numbers, and distances."""
         at = np.searchsorted(self.between, numbers)
         with np.errstate(invalid="ignore"):
             return at, np.abs(numbers - self.sorted[at])
 
     def place(self, tensor: Tensor) -> Placed | None:
-        """Return which part of this one a tensor is, None if it is none."""
+        """Return which part of this tensor another tensor is, or None."""
         if nearest_layout(tensor, self.tensor, self.near)[1] <= self.near:
             return Placed(self, tuple(tuple(range(s)) for s in self.shape))
         numbers = tensor.flatten().numpy()
@@ -107,9 +110,9 @@ class Whole:
 
 
 def find(tensor: Tensor, op: str, wholes: Iterable[Whole]) -> Placed | None:
-    """Return where a tensor of a rank stands, None if nowhere.
+    """Find a rank's tensor in one of the wholes; return its part, or None.
 
-    One that the same operation computes is preferred.
+    Of equally large wholes, those of the same operation are tried first.
     """
     known = np.unique(tensor[tensor.isfinite()].numpy())
     if not len(known):
@@ -119,7 +122,7 @@ def find(tensor: Tensor, op: str, wholes: Iterable[Whole]) -> Placed | None:
         whole
         for whole in wholes
         if (size := whole.tensor.numel()) >= tensor.numel()
-        # tokens that were sent to the rank of their expert are any number
+        # sizes may differ: the rank of an expert gets any number of tokens
         and (
             whole.shape[-1:] == tensor.shape[-1:] or not size % tensor.numel()
         )
@@ -140,7 +143,7 @@ def _axis_by_axis(
     shape: tuple[int, ...],
     own: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the index on the left of each index, () where axes differ."""
+    """Return, for each axis, which indices of the whole a part has; or ()."""
     picked = []
     for here, there, size, whole in zip(ours, axes, own, shape, strict=False):
         table = np.full(size, -1)
@@ -148,7 +151,7 @@ def _axis_by_axis(
         every, known = np.arange(size), np.flatnonzero(table >= 0)
         if len(shape) != len(own) or not len(known):
             return ()
-        # rows of equal numbers alone follow the nearest that is known
+        # the nearest known row places a row that has only repeated numbers
         nearest = known[np.searchsorted((known[1:] + known[:-1]) / 2, every)]
         table = table[nearest] + every - nearest
         if table.min() < 0 or table.max() >= whole:
@@ -160,11 +163,15 @@ def _axis_by_axis(
 def on_all_ranks(
     own: Mapping[str, tuple[str, Tensor | None]], ranks: Ranks
 ) -> tuple[dict[str, dict[int, str]], dict[str, Tensor]]:
-    """Return how tensors stand on all ranks, and sums of those that do not.
+    """Return each tensor's kind on each rank, and sums over the ranks.
 
-    Own is by name how a tensor of this rank stands on the left, "" for
-    nowhere, and the tensor itself where it may be a part of a sum. All ranks
-    call this; a tensor is summed that stands nowhere on one of them.
+    All ranks call this function. It sums each tensor that some rank does not
+    find on the left.
+
+    Args:
+        own: by name, the kind of this rank's tensor ("" if the left lacks it),
+            and the tensor if it may be a part of a sum.
+        ranks: all ranks.
     """
     own_facts = {
         name: [kind, None if tensor is None else [*tensor.shape]]

@@ -1,11 +1,9 @@
-"""Generation: from ids to more ids.
+"""Generate tokens with any model that implements protocol.py.
 
-    sampling.py      the choice of a token: greedy, temperature, top-k, top-p
-    loop.py          tokens appended to a batch or as a stream, from a cache
-    streaming.py     ids to text as they come
-    cpu_decoding.py  linear layers for a CPU that decodes token by token
-
-Any model that keeps the contract of protocol.py will do.
+sampling.py      choose a token: greedy, temperature, top-k, top-p
+loop.py          append tokens to a batch, or stream them, with a cache
+streaming.py     turn ids into text as they come
+cpu_decoding.py  faster linear layers for a CPU that decodes single tokens
 """
 
 from .cpu_decoding import optimize_for_decoding

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 
 class TokenLinear(nn.Linear):
-    """A linear layer that the threads read together for a single token.
+    """A linear layer in which all threads read the weights for one token.
 
-    One token at a time is the product of a matrix and a vector, and waits
-    for memory. On AMD's processors BLAS gives that product to one thread,
-    which does not fill the memory's bandwidth, and oneDNN hardly does with
-    bfloat16. A batch of products is shared out among the threads, and so is
-    a short float's product in PyTorch's own kernel.
+    For one token, the layer multiplies a matrix by a vector, and the memory
+    limits its speed. On AMD's processors, BLAS runs this product on one
+    thread, which does not use the whole bandwidth. With bfloat16, oneDNN does
+    no better. But all threads share the work of a batch of products, and of
+    PyTorch's own product of 16-bit floats.
 
     Source: PyTorch's repository, issue 96643.
     """
@@ -24,7 +24,7 @@ class TokenLinear(nn.Linear):
     ) -> Float[Tensor, "*rows outputs"]:
         """Return x W^T + b."""
         if input.numel() != self.in_features:
-            return super().forward(input)  # not one token
+            return super().forward(input)  # for several tokens
         if self.weight.itemsize < 4:
             onednn: Any = torch.backends.mkldnn  # its flags() warn of TF32
             was, onednn.enabled = onednn.enabled, False
@@ -32,7 +32,7 @@ class TokenLinear(nn.Linear):
                 return super().forward(input)
             finally:
                 onednn.enabled = was
-        # each thread takes as many inputs: the products are then summed
+        # divide the inputs equally among the threads, then sum the products
         threads = range(torch.get_num_threads(), 0, -1)
         parts = next(n for n in threads if self.in_features % n == 0)
         columns = self.weight.t().unflatten(0, (parts, -1))
@@ -43,24 +43,26 @@ class TokenLinear(nn.Linear):
 
 
 def optimize_for_decoding(model: nn.Module) -> None:
-    """Let a model on the CPU read one token at a time faster, in place.
+    """Change a model on the CPU so that it decodes single tokens faster.
 
-    Its linear layers, but for subclasses, become TokenLinear, and their
-    weights are stored column by column, which one token wants; short floats
-    go through other kernels, which want rows, and stay. Names, shapes and
-    values stay as well. For training it is no help: an embedding that is tied
-    to the head then gathers its rows from all over. Where several threads of
-    one process decode at once, leave models of short floats as they are: how
-    they are read is a switch of the whole process.
+    Each nn.Linear becomes a TokenLinear; subclasses of nn.Linear stay. The
+    weights are stored column by column, which is faster for one token. 16-bit
+    weights stay row by row, because their kernels read rows. The name, shape
+    and values of each weight do not change.
 
-    On two cores of an AMD EPYC, in GB/s of weights: float32 16 by rows, 23
-    by columns, 36 by columns with both threads; bfloat16 19, and 39 with
-    both threads.
+    Do not use this for training, because an embedding that is tied to the head
+    would have to gather each row from many columns. If threads of one process
+    decode at the same time, do not use it for models in 16 bits, because it
+    switches oneDNN off for the whole process.
+
+    Two cores of an AMD EPYC read float32 weights at 16 GB/s by rows, at 23 by
+    columns, and at 36 by columns with both threads. They read bfloat16 weights
+    at 19 GB/s, and at 39 with both threads.
     """
     for module in model.modules():
         if type(module) is not nn.Linear:
             continue
-        # its parameters, hooks and place in the model are kept that way
+        # changing the class keeps the module's parameters, hooks and name
         module.__class__ = TokenLinear
         if module.weight.itemsize >= 4:
             weight = module.weight.data

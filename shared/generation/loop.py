@@ -1,4 +1,4 @@
-"""The loop that appends tokens, from a key-value cache where there is one."""
+"""Append tokens to prompts, with a key-value cache if the model has one."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from ..protocol import LanguageModel, cache_reader
 from ..validation import whole_number
 from .sampling import Sampler
 
-MAX_NEW_TOKENS = 2**31  # beyond that a number is a slip
+MAX_NEW_TOKENS = 2**31  # most new tokens: a larger number must be a mistake
 
 
 def generate(
@@ -26,21 +26,21 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch longer"]:
-    """Append new tokens to prompts of one length.
+    """Append new tokens to prompts that all have the same length.
 
-    The model sees the last block_size tokens: once its window is full it
-    slides, and positions count from the window's first token. It runs in
-    eval mode and without gradients, and is left in the mode it came in.
+    The model sees a window of the last block_size tokens. Once the window is
+    full, it slides, and positions count from its first token. The model runs
+    without gradients, in eval mode; afterwards it is in its former mode.
 
     Args:
         model: a language model.
         tokens: the prompts, at least one token each.
-        new_token_count: how many tokens to append to each.
-        temperature: 0 is greedy; above 0 tokens are drawn.
-        top_k: draw from the k likeliest tokens only.
-        top_p: draw from the fewest tokens that reach this probability.
-        generator: what random numbers come from, on the model's device;
-            None: torch's own.
+        new_token_count: how many tokens to append to each prompt.
+        temperature: 0 is greedy; above 0, tokens are drawn.
+        top_k: draw only from the k likeliest tokens.
+        top_p: draw from the likeliest tokens that together reach this share.
+        generator: source of random numbers, on the model's device; None means
+            torch's own.
 
     Returns:
         Prompts and new tokens, (batch, time + new_token_count).
@@ -49,7 +49,7 @@ def generate(
         ValueError: for an empty prompt, an id outside the vocabulary, or a
             number out of its range.
 
-    Source: the three texts' loops, with eval mode and the crop they lack.
+    Source: the loops of GPT tutorials, which lack eval mode and a window.
     """
     if not isinstance(tokens, Tensor):
         raise ValueError(
@@ -86,11 +86,11 @@ def stream_tokens(
 ) -> Iterator[Int[Tensor, "batch"]]:
     """Yield the next token of every prompt as soon as it is chosen.
 
-    Between two tokens the model is in the mode it came in. Prompts may be of
-    any lengths, all in one batch: shorter rows are padded on the right, and
-    each is read at its own last token. A causal model cannot see the padding,
-    so every row is what its prompt alone would give. The settings and errors
-    are those of `generate`. Wrong arguments are refused at the call, not at
+    Between two tokens, the model is in its former mode. Prompts may differ in
+    length: shorter rows are padded on the right, and a row's next token comes
+    after its own last token. A causal model cannot see the padding, so each
+    row gets the same tokens as if its prompt were alone. Settings and errors
+    are those of `generate`. Wrong arguments raise an error at the call, not at
     the first token.
     """
     sampler = Sampler(temperature, top_k, top_p)
@@ -98,7 +98,7 @@ def stream_tokens(
         "new_token_count", new_token_count, at_most=MAX_NEW_TOKENS
     )
     if len(prompts) == 0:
-        raise ValueError("generating needs at least one prompt, got 0")
+        raise ValueError("generating requires at least one prompt, got 0")
     lengths = [len(prompt) for prompt in prompts]
     rows = torch.zeros(
         (len(prompts), max(lengths) + count),
@@ -114,7 +114,7 @@ def stream_tokens(
 
 @contextmanager
 def eval_mode(model: object) -> Iterator[None]:
-    """Put a model in eval mode, then every part back in its own mode."""
+    """Put a model in eval mode; afterwards, restore each module's mode."""
     with _in_eval(_modules(model)):
         yield
 
@@ -145,11 +145,11 @@ def _append(
 ) -> Iterator[Tensor]:
     """Fill rows in place, and yield each column of new tokens.
 
-    A model with a cache reads each token once, as long as all rows are
-    equally long and fit into its block. Once the window is full it slides,
-    and every token in it has a new position: from then on the window is
-    computed again for each token, as for models without a cache and for rows
-    of different lengths.
+    If a model has a cache, it reads each token once, as long as all rows are
+    equally long and fit into its block. Then the window slides, and every
+    token in it gets a new position. So the whole window is computed again for
+    each new token. Without a cache, or for rows of different lengths, this is
+    always so.
     """
     reader, modules = cache_reader(model), _modules(model)
     read_next = getattr(reader, "next_log_probs", None)
@@ -166,12 +166,12 @@ def _append(
                     cache = reader.init_cache(len(lengths))
                 piece, seen = rows[:, seen:longest], longest
                 log_probs = (
-                    read_next(piece, cache)  # the head at one position
+                    read_next(piece, cache)  # runs the head at one position
                     if read_next
                     else reader.decode(piece, cache)[:, -1]
                 )
             else:
-                cache = None  # what it holds has left the window
+                cache = None  # its tokens have other positions from now on
                 log_probs = _last_log_probs(model, rows, lengths)
             new = sampler.choose(log_probs, generator)
         rows[range(len(lengths)), lengths] = new
@@ -184,7 +184,7 @@ def _last_log_probs(
     rows: Int[Tensor, "batch longest"],
     lengths: Sequence[int],
 ) -> Float[Tensor, "batch vocab"]:
-    """Return what follows the last token of each row, padded on the right."""
+    """Return log-probabilities after the last token of each padded row."""
     block, longest = model.block_size, max(lengths)
     width = min(block, longest)
     next_log_probs = getattr(model, "next_log_probs", None)

@@ -1,4 +1,4 @@
-"""The choice of the next token: greedy, temperature, top-k, top-p."""
+"""Choose the next token: greedy, temperature, top-k, top-p."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,13 @@ from ..validation import is_number, whole_number
 
 @dataclass(frozen=True)
 class Sampler:
-    """How the next token is chosen from log-probabilities.
+    """The settings with which the next token is chosen.
 
-    Temperature first, then top-k, then top-p of what top-k left.
+    Temperature is applied first, then top-k. Last, top-p is applied to the
+    tokens that top-k keeps.
 
     Raises:
-        ValueError: naming the setting and the value.
+        ValueError: for a wrong setting; the message names it and its value.
 
     Source: Fan et al. 2018 (Hierarchical Neural Story Generation) for top-k;
     Holtzman et al. 2020 (The Curious Case of Neural Text Degeneration) for
@@ -24,14 +25,15 @@ class Sampler:
     """
 
     temperature: float = 0.0  # 0 is greedy; 1 is the model's distribution
-    top_k: int | None = None  # keep the k likeliest, or all there are
-    top_p: float | None = None  # keep the fewest that reach this probability
+    top_k: int | None = None  # keep the k likeliest tokens
+    top_p: float | None = None  # keep the likeliest up to this probability sum
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn from."""
+        """Raise ValueError for invalid settings."""
         if not is_number(self.temperature) or self.temperature < 0:
             raise ValueError(
-                f"temperature must be a number from 0, got {self.temperature}"
+                f"temperature must be a number of at least 0, got "
+                f"{self.temperature}"
             )
         if self.top_k is not None:
             whole_number("top_k", self.top_k, at_least=1)
@@ -45,10 +47,10 @@ class Sampler:
         log_probs: Float[Tensor, "batch vocab"],
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch"]:
-        """Return one id a row; the first of several that are likeliest.
+        """Return one id for each row; a greedy choice takes the first best id.
 
         Raises:
-            ValueError: where a row holds NaN, or nothing but -inf.
+            ValueError: if a row holds NaN, or only -inf.
         """
         best, likeliest = log_probs.max(dim=-1)
         if not best.isfinite().all():
@@ -65,12 +67,12 @@ class Sampler:
     def probabilities(
         self, log_probs: Float[Tensor, "batch vocab"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return what is drawn from, at a temperature above 0."""
+        """Return the probabilities of the draw, at a temperature above 0."""
         scores = log_probs
         if scores.dtype not in (torch.float32, torch.float64):
             scores = scores.float()
-        # With the largest score at 0 no temperature is too small, except
-        # that the dtype must be able to hold it.
+        # The largest score becomes 0, so any temperature works that the dtype
+        # can represent.
         limits = torch.finfo(scores.dtype)
         temperature = min(max(self.temperature, limits.tiny), limits.max)
         scores = scores - scores.amax(dim=-1, keepdim=True)

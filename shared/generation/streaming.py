@@ -1,4 +1,4 @@
-"""Text as its ids come: characters whole, though ids may hold parts."""
+"""Turn ids into text as they come, in whole characters."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """Turns ids into text as they come, never half a character.
+    """Turn ids into text as they come, but never into half a character.
 
-    Bytes that may still become a character are held back. All that is
-    returned, joined, is what `tokenizer.decode` makes of all ids at once;
-    an id that the tokenizer leaves unused becomes U+FFFD.
+    Bytes that may yet become a character are held back. The joined parts are
+    the text that `tokenizer.decode` returns for all ids at once, except that
+    ids unknown to the tokenizer become U+FFFD.
     """
 
     def __init__(self, tokenizer: "Tokenizer"):
@@ -21,11 +21,11 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return the text that these ids complete, often all of theirs."""
+        """Return the text that these ids complete."""
         return self._decoder.decode(b"".join(map(self._bytes, ids)))
 
     def close(self) -> str:
-        """Return what was held back; half a character becomes U+FFFD."""
+        """Return the rest of the text; half a character becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
     def _bytes(self, token: int) -> bytes:
@@ -38,6 +38,6 @@ class TextStream:
 
 
 def text_of(tokenizer: "Tokenizer", ids: Sequence[int]) -> str:
-    """Return the text of ids, where some may have none."""
+    """Return the text of ids, even if some ids stand for no text."""
     stream = TextStream(tokenizer)
     return stream.feed(ids) + stream.close()

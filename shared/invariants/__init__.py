@@ -1,7 +1,9 @@
-"""Checks that tell whether a decoder-only language model is one.
+"""Check whether a decoder-only language model is correct.
 
-from gpt_duet import check_model
-print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
+For example:
+
+    from gpt_duet import check_model
+    print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
 """
 
 from importlib import import_module
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Import the checks at the first access: a report needs no torch."""
+    """Import the checks only when a name is used; reports need no torch."""
     if name == "__all__":
         return __dir__()
     if name.startswith("__"):
@@ -21,6 +23,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the names that this package gives, for a prompt to complete."""
+    """Return the names of this package, for completion at a prompt."""
     names = dir(import_module(f"{__name__}.exports"))
     return [name for name in names if not name.startswith("_")]

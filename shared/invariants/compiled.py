@@ -1,8 +1,8 @@
-"""The compiled program, and compiled masks, compared with what is written.
+"""Compare the compiled program, and compiled masks, with the original.
 
-A proof follows operations as they are written, and so does each test. Where
-the user compiles a model, another program is trained: its scores must be
-those of the written one to rounding, and no token may move earlier ones.
+The proof and all other tests run a model uncompiled. But a user who compiles
+the model trains another program. Its scores must equal the original's up to
+rounding, and no token may move earlier scores.
 """
 
 import sys
@@ -42,24 +42,26 @@ from ..running.ways import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
 from ..validation import dtype_name
 from .leaks import LeakFinder, Trial
 
-TILE = 128  # of FlexAttention's blocks, and of most kernels
-MASK_PAIRS = 1 << 26  # of a larger mask the first row and head
-SHORT = 5  # tokens of the text that shows whether there are masks
-WHOLE = 1 << 29  # a block this large is what torch puts for no mask
+TILE = 128  # tokens of a block in FlexAttention, and a tile of most kernels
+MASK_PAIRS = 1 << 26  # a larger mask is compared in its first row and head
+SHORT = 5  # tokens of a text that shows whether the model has masks
+WHOLE = 1 << 29  # the block size in torch's BlockMask for no mask
 
 
 def require_same_program(subject: Subject, proof: Proof) -> str:
-    """Hold the compiled program against the written one, if there is one.
+    """Compare the compiled model with the original, if the user compiles it.
 
     Returns:
-        The sentence of a certificate: which program it is of. Where the
-        compiled one could not be run, the proof does not hold.
+        A sentence about the compiled program, for the report; "" if nothing
+        was compared. If the program could not be run, the proof is left open.
 
     Raises:
-        AssertionError: names the position, the difference and the length.
+        AssertionError: with the position, the difference and the length.
     """
     if DYNAMO not in sys.modules and not subject.compile:
         return ""
+    if subject.heavy:
+        subject.kept.clear()  # the compiled program is a copy and needs memory
     program, short = subject.builder.program(), subject.draw(1, 5)
     variant = _variant(subject, program)
     with modes_kept([program]), as_written():
@@ -71,9 +73,9 @@ def require_same_program(subject: Subject, proof: Proof) -> str:
         variant = _variant(subject, program)
     inner = unwrapped(program)
     kept = KeptState(inner) if isinstance(inner, nn.Module) else None
-    torch._dynamo.reset()  # a frame that a mode saw would be left to Python
+    torch._dynamo.reset()  # dynamo would skip frames that a mode has observed
     start, before, why = perf_counter(), compiled_frames(), ""
-    # lengths, by whether gradients are recorded
+    # the compared lengths, by whether gradients are recorded
     at = defaultdict[bool, list[int]](list)
     longest = subject.lengths.fit(subject.block_size)
     lengths = dict.fromkeys([longest, *subject.fit(1, TILE, TILE + 1)])
@@ -91,9 +93,7 @@ def require_same_program(subject: Subject, proof: Proof) -> str:
     if at[False] and compiled_frames() == before:
         why = "dynamo leaves all of it to Python"
     if why:
-        proof.holds = False
-        text = f"the compiled program did not run: {why}"
-        proof.open.append(Open(text))
+        proof.leave_open(Open(f"the compiled program did not run: {why}"))
         return ""
     if not at[False]:
         proof.left_out.append("the compiled program")
@@ -109,13 +109,13 @@ def require_same_program(subject: Subject, proof: Proof) -> str:
 
 
 def _variant(subject: Subject, program: Model) -> Variant:
-    # a module's call is compiled, if it answers with scores
+    # compare the module's own call, as it is compiled, if it returns scores
     own = subject.caller.log_probs and OWN not in subject.unanswered
     return Variant(subject, Copy(program), replace(EVAL, own=own))
 
 
 def _cases(variant: Variant) -> list[Case]:
-    """Return the cases that are compared: none in which numbers are drawn."""
+    """Return the cases (ways to call) that draw no random numbers."""
     own, subject = variant.case.own, variant.subject
     if subject.caller.no_gradients or not variant.parameters:
         return [variant.case]
@@ -126,9 +126,9 @@ def _cases(variant: Variant) -> list[Case]:
 
 
 def _compare(written: Variant, time: int) -> str:
-    """Require equal scores of both programs, and no leak of the compiled.
+    """Require equal scores of both programs; the compiled one may not leak.
 
-    Returns the dtype of the scores.
+    Return the dtype of the scores.
     """
     subject, case = written.subject, written.case
     tokens = subject.draw(subject.fit_rows(2), time)
@@ -171,7 +171,7 @@ def _require_no_leak(
 def _rounding(
     written: Variant, tokens: Int[Tensor, "rows time"], scores: Tensor
 ) -> float:
-    """Return how far scores are from those in float64."""
+    """Return how far scores are from the same scores in float64."""
     with suppress(ModelRaised):
         exact = precise(written.subject).run_as(written.case).scores(tokens)
         if exact.dtype == torch.float64:
@@ -180,14 +180,15 @@ def _rounding(
 
 
 def require_true_blocks(subject: Subject) -> str:
-    """Hold each BlockMask against its mask_mod; return what was looked at.
+    """Compare each BlockMask with its mask_mod; return what was compared.
 
-    Eager FlexAttention asks mask_mod of each pair. The compiled kernel asks
-    it in partial blocks alone: a full block is visible as a whole, one that
-    is not listed is not seen. Lists that say anything else are two functions.
+    Eager FlexAttention calls mask_mod for each pair of positions. The compiled
+    kernel calls it only in blocks listed as partial. It shows blocks listed as
+    full, and hides all others. With wrong lists, the eager and the compiled
+    model differ.
 
     Raises:
-        AssertionError: names the lines, the block and the first pair.
+        AssertionError: if a mask contradicts its mask_mod at two positions.
     """
     if FLEX not in sys.modules or not subject.is_module:
         return ""
@@ -215,9 +216,9 @@ def require_true_blocks(subject: Subject) -> str:
 
 
 def _lengths_of_masks(subject: Subject, seen: "_Masks") -> Iterator[int]:
-    """Yield lengths of texts, then those near the blocks that were seen."""
+    """Yield lengths of texts to try, then some near the block sizes seen."""
     yield SHORT
-    # some models make masks for long texts alone
+    # also the longest text, because some models make masks only for long texts
     if seen.sizes or not subject.takes_seconds(subject.block_size):
         yield subject.block_size
     for size in sorted(seen.sizes):
@@ -225,15 +226,15 @@ def _lengths_of_masks(subject: Subject, seen: "_Masks") -> Iterator[int]:
 
 
 class _Masks:
-    """Looks at the mask of each flex_attention."""
+    """Inspects the mask of each call of flex_attention."""
 
     def __init__(self) -> None:
-        self.sizes: set[int] = set()  # of blocks
-        # how a mask's lists contradict its mask_mod
+        self.sizes: set[int] = set()  # sizes of blocks in the masks so far
+        # the contradiction between a mask's lists and its mask_mod
         self.untrue: FailureAt | None = None
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry out an operation; look at its mask, if it has one."""
+        """Run an operation; inspect its mask, if it has one."""
         if name == "flex_attention":
             *_, size, other, _ = args[4]
             if max(size, other) < WHOLE:
@@ -245,7 +246,7 @@ class _Masks:
 def _untrue(
     query: Tensor, key: Tensor, blocks: tuple[Any, ...]
 ) -> FailureAt | None:
-    """Return how a mask's lists contradict its mask_mod, if they do."""
+    """Return how a mask's lists contradict its mask_mod, or None."""
     *_, high, wide, mask_mod = blocks
     rows, heads, tall, long = *query.shape[:2], query.size(2), key.size(2)
     if rows * heads * tall * long > MASK_PAIRS:
@@ -258,7 +259,7 @@ def _untrue(
         full = _listed(blocks[4], blocks[5])[:rows, :heads]
 
     def pairs(where: Bool[Tensor, "rows heads down across"]) -> Tensor:
-        """Return for each pair whether its block is one of these."""
+        """Return, for each pair of positions, whether its block is listed."""
         spread = where.repeat_interleave(high, 2).repeat_interleave(wide, 3)
         return spread[:, :, :tall, :long]
 
@@ -273,7 +274,7 @@ def _untrue(
         (
             ~(pairs(full) | pairs(partial)) & shown,
             "is left out, and mask_mod shows position {1} to {0}: the "
-            "compiled kernel does not let {0} see {1}, the eager one does",
+            "compiled kernel hides it from {0}, the eager kernel shows it",
         ),
     ):
         found = wrong.nonzero()
@@ -295,9 +296,10 @@ def _untrue(
 def _listed(
     count: Tensor, index: Tensor
 ) -> Bool[Tensor, "rows heads down across"]:
-    """Return which blocks of a row are among the first of its list.
+    """Return which blocks each row of a mask lists.
 
-    A mask that was cut from a longer one may list blocks behind its end.
+    Only the first `count` entries of a list are used. A mask that was cut from
+    a longer mask may list blocks beyond its end.
     """
     among = torch.arange(index.size(-1), device=index.device)
     among = among < count.unsqueeze(-1)

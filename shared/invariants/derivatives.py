@@ -1,4 +1,4 @@
-"""Gradients as torch.autograd.grad returns them, whatever the graph."""
+"""Compute gradients as torch.autograd.grad does, for any graph."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +14,11 @@ from ..running.ranks import current
 def gradients_of(
     value: Tensor, tensors: Sequence[Tensor], **how: Any
 ) -> list[Any]:
-    """Return the gradients as torch.autograd.grad does.
+    """Return gradients, as torch.autograd.grad does.
 
-    A checkpoint with use_reentrant=True refuses that call, and leaves
-    gradients in .grad alone, as fully_shard does. On several ranks all of
-    the graph runs: a part that leads to none of these sends what another
-    rank waits for.
+    It also works if gradients are stored only in .grad, as by fully_shard and
+    by checkpoints with use_reentrant=True. On several ranks the whole graph
+    runs, because any part of it may send values that another rank waits for.
     """
     if current() is None and not _has_reentrant(value):
         return [*torch.autograd.grad(value, tensors, **how)]
@@ -36,7 +35,7 @@ def gradients_of(
 
 
 def own_functions(value: Tensor) -> list[type]:
-    """Return the torch.autograd.Functions of a graph, the last one first."""
+    """Return the torch.autograd.Functions of a graph, from last to first."""
     found = dict.fromkeys(
         getattr(node, "_forward_cls", None) for node in _nodes(value)
     )
@@ -44,7 +43,7 @@ def own_functions(value: Tensor) -> list[type]:
 
 
 def place_of_backward(functions: Iterable[type]) -> Place | None:
-    """Return the line of the first backward pass of some Functions."""
+    """Return the line of the first backward method of the Functions."""
     backwards = (getattr(f, "backward", None) for f in functions)
     return next(map(place_of_def, filter(None, backwards)), None)
 
@@ -56,7 +55,7 @@ def _has_reentrant(value: Tensor) -> bool:
 
 
 def _nodes(value: Tensor) -> Iterator[Any]:
-    """Yield the nodes of a graph, the last one first."""
+    """Yield the nodes of a graph, from the last to the first."""
     left, seen = deque([value.grad_fn]), set[Any]()
     while left:
         node = left.popleft()

@@ -1,4 +1,4 @@
-"""Gradients of scores with respect to the embeddings of the tokens."""
+"""Compute gradients of scores with respect to the tokens' embeddings."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from .derivatives import gradients_of
 
 
 class Lookups:
-    """Makes the vectors that tokens select leaves of the graph.
+    """Turns the embedding vectors of tokens into leaves of autograd's graph.
 
-    It sees embeddings and the indexing of a table if the index equals
-    the tokens.
+    A lookup is a call of embedding, or the indexing of a table, with an
+    argument that equals the tokens.
     """
 
     NAMES = ("embedding", "__getitem__", "index_select")
@@ -26,10 +26,11 @@ class Lookups:
     def __init__(self, tokens: Int[Tensor, "*axes"]):
         self.tokens = tokens
         self.leaves: list[Tensor] = []
-        self.rows: list[int] = []  # of each table
+        # how many rows each table has that was looked up
+        self.rows: list[int] = []
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a function, and make what it looks up a leaf."""
+        """Call a function; if it looks up the tokens, return a leaf."""
         answer = func(*args, **kwargs)
         if is_mapped() or name not in self.NAMES:
             return answer
@@ -50,7 +51,8 @@ class Lookups:
             self.rows += [x.size(0) for x in tables if x.ndim == 2]
             leaf = answer.detach().requires_grad_()
             self.leaves.append(leaf)
-            answer = leaf.clone()  # the model may change it in place
+            # a copy, because the model may change the vectors in place
+            answer = leaf.clone()
         return answer
 
 
@@ -61,15 +63,16 @@ def gradients_at(
     generator: torch.Generator,
     row: int | None = None,
 ) -> Float[Tensor, "positions time"] | None:
-    """Return the gradients of the scores of positions, by embedding.
+    """Return the gradients of some positions' scores at token embeddings.
 
-    One backward pass serves all positions: row i of a batch of equal rows
-    has the gradient of a random combination of the scores of positions[i].
-    With a row given, the backward pass starts at that row's scores only.
+    One backward pass serves all positions, because the batch repeats the text:
+    row i is for positions[i]. There, a random combination of the scores is
+    differentiated. If a row is given, only the scores of this row are
+    differentiated.
 
     Returns:
-        The largest entry of the gradient at each input position, or None
-        where no embedding of the tokens can be found.
+        The largest entry of the gradient at each input position, or None if
+        no embedding of the tokens can be found.
     """
     subject = variant.subject
     if len(positions) > subject.fit_rows(len(positions)) == 1:
@@ -82,7 +85,7 @@ def gradients_at(
     lookups = Lookups(subject.caller.arranged(batch))
     with functions_through(lookups) as seen:
         scores = variant.scores(batch, grad=True)
-    # a model may clone its tokens, so values are compared
+    # no embedding of the tokens was seen, or scores do not depend on it
     if on_any(not seen.leaves or not scores.requires_grad):
         return None
     picked = scores[range(len(positions)), positions]
@@ -97,5 +100,6 @@ def gradients_at(
     ]
     if on_any(not found):
         return None
-    most = largest(torch.stack(found).amax(0))  # which returns NaN
+    # a maximum of NaN and a number is NaN
+    most = largest(torch.stack(found).amax(0))
     return most.mT if subject.caller.time_first else most

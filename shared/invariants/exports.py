@@ -1,4 +1,4 @@
-"""The names that `gpt_duet.invariants` gives."""
+"""Import the names that `gpt_duet.invariants` offers."""
 
 from ..proof import Proof as Proof
 from ..running.errors import SkipCheck as SkipCheck

@@ -1,8 +1,8 @@
-"""Proofs of decoding: a text that goes through in two pieces is followed.
+"""Prove that no token sees a later one in decoding with a cache.
 
-Arguments of a cache are given by no other case of a proof. Where decoding is
-found, and no operation lets a later token reach an earlier score in it, they
-are given; else a proof names them as never given.
+Only here does a proof pass the model its cache arguments (such as
+`past_key_values`). If decoding cannot be proved, the proof lists these
+arguments as never given.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ HOW = "in two pieces with a cache"
 
 
 class InPieces:
-    """Scores of texts that go through in two pieces, of copies of a model."""
+    """Decodes texts in two pieces with a cache, and returns their scores."""
 
     def __init__(self, decoder: Decoder):
         self.decoder, self.bound = decoder, decoder.model
-        self.several = True  # whether a later piece has several tokens
+        self.several = True  # whether the second piece has several tokens
         tokens = decoder.subject.draw(1, 5)
         try:
             self(decoder.model, tokens.to(decoder.subject.device))
@@ -38,7 +38,7 @@ class InPieces:
     def __call__(
         self, model: Model, tokens: Tokens
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores; 0 where decoding gives none."""
+        """Return the scores; 0 at positions that decoding does not score."""
         if self.bound is not model:
             self.decoder.bind(model)
             self.bound = model
@@ -50,9 +50,9 @@ class InPieces:
 
 
 def follow_caches(subject: Subject, proof: Proof) -> None:
-    """Follow decoding as well; name the arguments that nothing gives."""
+    """Add decoding to a proof, and list arguments that it never gives."""
     if subject.sees is not None:
-        return  # a declaration is about whole texts
+        return  # a declaration of visibility covers whole texts only
     caller = subject.caller
     names = [*caller.arguments, *caller.own_arguments]
     kept = [n for n in names if n in CACHES and n not in caller.never]
@@ -63,7 +63,7 @@ def follow_caches(subject: Subject, proof: Proof) -> None:
 
 
 def _given(subject: Subject, proof: Proof) -> Iterator[str]:
-    """Yield the arguments that decoding gives, if it is proved."""
+    """Yield the arguments that decoding gives, if decoding is proved."""
     try:
         decoder = Decoder(subject, enlarged=False)
         if decoder.convention is None:
@@ -72,7 +72,7 @@ def _given(subject: Subject, proof: Proof) -> Iterator[str]:
     except (AssertionError, ModelRaised):
         return
     found = prove(runs_of(subject, lengths=subject.fit(*BETWEEN)), (case,))
-    subject.proofs[proof.order] = proof
+    subject.proofs[proof.order] = proof  # put back after proving the decoding
     if not found.holds or {*found.conditions} - {*proof.conditions}:
         return
     more = [a for a in found.assumptions if a not in proof.assumptions]

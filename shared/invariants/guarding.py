@@ -1,4 +1,4 @@
-"""A guard for an evaluation or a training script: a few calls, no copies."""
+"""Guard a script against leaks, by a few calls and without a copy."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,12 +24,14 @@ from ..tracing.lines import Line, first_in_two_texts
 from ..visibility import Declared, causal, declared_by
 from .leaks import unseen
 
-SHARES = (1 / 2, 0.0, 7 / 8)  # where in a text positions are asked
-MOST_ASKED = 64  # positions of which those to ask are chosen
-TIMES_NOISE = 4.0  # times what two equal calls differ by, others may
-MOST_NOISE = 0.1  # of the largest score: with more, a leak would pass
+SHARES = (1 / 2, 0.0, 7 / 8)  # positions to try, as shares of the length
+MOST_ASKED = 64  # most positions from which those to try are chosen
+# rounding: up to so many times the difference between two equal calls
+TIMES_NOISE = 4.0
+# largest noise, as a share of the largest score: more would hide a leak
+MOST_NOISE = 0.1
 FORMS: tuple[Form, ...] = (BATCH_FIRST, ("batch * time", "vocab"), TIME_FIRST)
-SEED = 0  # of each call's random numbers, which are put back
+SEED = 0  # seed of each call; the caller's random states are restored
 
 
 def guard(
@@ -41,23 +43,23 @@ def guard(
 ) -> None:
     """Raise AssertionError if a score depends on a token it may not see.
 
-    It calls the model as it is, in its own dtype, mode and device, eight
-    times at most, and puts the random states back. It tests these texts, and
-    proves nothing: `check_model` does. In train mode each call has the same
-    random numbers, and a model that keeps statistics keeps those of the calls.
+    The guard calls the model at most eight times, as it is, and restores
+    random states. It tests only these texts; `check_model` proves more. In
+    train mode each call has the same random numbers. These calls update
+    running statistics.
 
     Args:
-        model: is called with tokens.
-        tokens: of an evaluation, on the model's device.
-        sees: who may see whom, as `gpt_duet.visibility` has it; None: causal.
-        scores: finds the scores, (batch, time, vocab), in an answer; None:
-            they are its logits, or its first tensor of this shape.
+        model: the model, which is called with tokens.
+        tokens: tokens of an evaluation, on the model's device.
+        sees: a declaration of `gpt_duet.visibility`; None means causal.
+        scores: a function from an answer to scores (batch, time, vocab); None
+            takes the logits, or the first tensor with this shape.
 
     Raises:
         AssertionError: with the position, the token, and the line of the
             model where the two texts first differ.
         ValueError: for tokens that are not a batch of texts, an answer
-            without scores, or scores with which nothing can be compared.
+            without scores, or scores that cannot be compared.
     """
     _require_ids(tokens)
     declared = declared_by(sees, tokens.size(1)) or Declared(causal)
@@ -88,10 +90,10 @@ def _require_ids(tokens: Any) -> None:
 
 
 def _noise(base: Tensor, again: Tensor) -> float:
-    """Return what two calls of one text may differ by.
+    """Return how far two calls with the same text may differ.
 
     Raises:
-        ValueError: where nothing can be said of other texts.
+        ValueError: if the difference is too large to compare other texts.
     """
     odd = float(base.isnan().any(-1).double().mean())
     if odd:
@@ -106,20 +108,21 @@ def _noise(base: Tensor, again: Tensor) -> float:
         raise ValueError(
             f"two calls with the same tokens differ by "
             f"{noise / TIMES_NOISE:.2g}: the model keeps a state, or draws "
-            f"random numbers of its own, and no leak could be told from that"
+            f"from its own random generator, which would hide a leak"
         )
     return max(noise, floor(base))
 
 
 def _positions(declared: Declared, tokens: Tensor) -> list[int]:
-    """Return the positions to ask: each shows most that others do not."""
+    """Choose positions to try; most tokens are hidden from at least one."""
     time = tokens.size(1)
     if declared.sees is causal:
         return [int(share * time) for share in SHARES]
     forbidden = ~declared.of(tokens[:1])[0]
     left, seen = forbidden.float(), (~forbidden).float()
     some = torch.arange(0, time, max(1, time // MOST_ASKED))
-    # which positions see none of the tokens that one of some may not see
+    # [position, i]: whether the position sees none of the tokens that are
+    # hidden from position some[i]
     still = (seen @ forbidden[some].float().mT == 0).float()
     found = []
     for _ in SHARES:
@@ -133,7 +136,7 @@ def _positions(declared: Declared, tokens: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls of the user's model, each from the same random state."""
+    """Calls the user's model, each time from the same random state."""
 
     model: Callable[..., Any]
     tokens: Tensor
@@ -160,7 +163,7 @@ class _Calls:
 def _read(
     tensor: Tensor, form: Form, rows: int, time: int
 ) -> Float[Tensor, "batch time vocab"] | None:
-    """Return a tensor as scores of a form, None if it is not of that form."""
+    """Return a tensor as (batch, time, vocab); None for another form."""
     if tensor.ndim != len(form) or not tensor.is_floating_point():
         return None
     width = tensor.size(form.index("vocab"))
@@ -172,9 +175,9 @@ def _read(
 
 
 def _changed(tokens: Tensor, declared: Declared, position: int) -> Tensor:
-    """Return texts with other ids where the position may not see.
+    """Return texts with other ids wherever a position must not see them.
 
-    They are ids of the texts themselves, which the model knows.
+    The new ids occur in the texts, so the model accepts them.
     """
     relations = declared.of(tokens)[:, position].to(tokens.device)
     ids = tokens.unique()
@@ -192,7 +195,7 @@ def _leak(
     position: int,
     noise: float,
 ) -> AssertionError:
-    """Return the failure: which token it is, and the line."""
+    """Return the failure, with the token that leaks and the line."""
     tokens = calls.tokens
     differ = (tokens != changed)[row].nonzero().flatten()
     each = tokens[row].repeat(len(tokens), 1)
@@ -231,17 +234,18 @@ def _line(
     size: float,
     noise: float,
 ) -> Line | None:
-    """Return the first line that differs up to the position, if it is later.
+    """Return the first line where a later token changes an earlier value.
 
-    Where a token before the position is forbidden, positions between may see
-    it: no line is named.
+    Return None if an earlier token is forbidden, because positions between the
+    two may see it.
     """
     tokens = calls.tokens
     if bool((tokens != changed)[row, : position + 1].any()):
         return None
     one = tokens.clone()
     one[row] = changed[row]
-    with suppress(Exception), as_written():  # a mode may take away much
+    # the model may not run under the mode that records lines
+    with suppress(Exception), as_written():
         return first_in_two_texts(
             calls.model,
             (lambda: calls(tokens), lambda: calls(one)),

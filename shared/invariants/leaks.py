@@ -1,7 +1,8 @@
-"""Leaks: texts are drawn and run, and a leak is confirmed.
+"""Draw and run texts, and confirm leaks.
 
-Texts that are equal up to a split go through in batches of equal shape;
-before the split their scores must be the same.
+Two texts that are equal up to a split must have equal scores before it. They
+run in batches of equal shape. The message on a leak is written in
+checks/causality/message.py.
 """
 
 import math
@@ -49,40 +50,47 @@ from ..running.ways import (
 from ..tracing.moved import moves
 from ..validation import dtype_name
 from ..visibility import Declared, takes_tokens
+from .other_paths import Crossing, crossings
 
-EACH_ID = 1 << 22  # scores of a position times ids that are tried
-MARKS = ("eos_token_id", "bos_token_id")  # ids that may count as padding
-EVERY = 64  # tokens of a text in which each position is asked
-LONGEST_TABLE = 4096  # rows of a table of masks, past which texts are tried
-AT_ONCE, AFTER = 1 / 2, 1 / 6  # of the time left: an open place, all else
+TWO_PATHS = "texts that take two paths"
+EACH_ID = 1 << 22  # most scores in `each_id`: tried ids times vocabulary
+MARKS = ("eos_token_id", "bos_token_id")  # ids that may be padding
+EVERY = 64  # most tokens of a text in which all positions are tried
+LONGEST_TABLE = 4096  # largest table of masks for which a longer text is tried
+# shares of the remaining time: for trials of an open case, and for all others
+AT_ONCE, AFTER = 1 / 2, 1 / 6
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Texts for one Variant, and the same ones changed from a split on."""
+    """Pairs of texts, equal up to a split, for one copy of the model."""
 
     variant: Variant
     base: Int[Tensor, "rows time"]
     changed: Int[Tensor, "rows time"]
-    splits: list[int]  # the first position that differs, row by row
-    name: str = ""  # of what is tried, next to the variant
-    share: float = 1.0  # of the time left to the check, at most
-    # where scores must not change; None: before the splits
+    splits: list[int]  # the first differing position in each row
+    name: str = ""  # added to the case's name in a report
+    share: float = 1.0  # largest share of the check's remaining time
+    # the positions whose scores must not change; None: before the splits
     still: Bool[Tensor, "rows time"] | None = None
+    crossing: Crossing | None = None  # set if the texts take different paths
 
     @property
     def time(self) -> int:
-        """Tokens of a text."""
+        """Return the number of tokens of a text."""
         return self.base.size(1)
 
     @property
     def label(self) -> str:
-        """The words of a report for it."""
-        return ", ".join(filter(None, (self.variant.case.name, self.name)))
+        """Return the trial's name in a report."""
+        paths = TWO_PATHS * (self.crossing is not None)
+        return ", ".join(
+            filter(None, (self.variant.case.name, self.name, paths))
+        )
 
     @property
     def before(self) -> Bool[Tensor, "rows time"]:
-        """Where scores must not change."""
+        """Return the positions at which scores must not change."""
         if self.still is not None:
             return self.still
         shown = self.variant.case.shown(*self.base.shape)
@@ -93,7 +101,7 @@ class Trial:
         return shown & (at < torch.tensor(self.splits).unsqueeze(1))
 
     def some(self, rows: list[int]) -> "Trial":
-        """Return the trial of these rows alone."""
+        """Return a trial with only these rows of the texts."""
         return replace(
             self,
             base=self.base[rows],
@@ -108,7 +116,7 @@ def unseen(
     base: Int[Tensor, "rows time"],
     changed: Int[Tensor, "rows time"],
 ) -> Bool[Tensor, "rows time"]:
-    """Return the positions that see no token that differs, in either text."""
+    """Return the positions that see none of the changed tokens."""
     relations = declared.of(base), declared.of(changed)
     differ = (base != changed).unsqueeze(1).cpu()
     seen = [(relation & differ).any(2) for relation in relations]
@@ -118,7 +126,7 @@ def unseen(
 
 @dataclass(frozen=True)
 class Evidence:
-    """A confirmed leak: in this row the position sees what follows it."""
+    """The facts of a confirmed leak: a position sees a later token."""
 
     trial: Trial
     row: int
@@ -129,29 +137,31 @@ class Evidence:
 
 
 class LeakFinder:
-    """Finds leaks, and what else it sees on the way."""
+    """Finds leaks, and records other facts about the model."""
 
-    moved = False  # whether any change of a token has moved any score
-    rows_mix = False  # whether rows were seen to depend on each other
-    draws_differ = False  # whether draws in train mode depend on tokens
+    moved = False  # whether any change of a token moved a score
+    rows_mix = False  # whether rows depended on each other
+    draws_differ = False  # whether random draws in train mode vary by tokens
+    two_paths = False  # whether texts with different paths were compared
 
     def __init__(self) -> None:
         # the splits that were tried, by label and length
         self.tried: dict[str, dict[int, set[int]]] = {}
 
     def find(self, trial: Trial) -> Evidence | None:
-        """Return a leak that a trial shows, or None."""
+        """Return a leak that a trial (pairs of texts) shows, or None."""
         variant = trial.variant
         for moved in moves(variant, trial.base, trial.changed):
             part = trial.some(moved.rows)
             tried = self.tried.setdefault(trial.label, {})
             tried.setdefault(trial.time, set()).update(part.splits)
+            self.two_paths |= trial.crossing is not None
             after = moved.by.masked_fill(part.before, 0.0)
             self.moved |= bool(after.amax() > moved.least)
             early = moved.by.masked_fill(~part.before, 0.0).amax(1)
             if not early.any():
                 continue
-            if variant.copy.rough:  # in the model's own precision
+            if variant.copy.rough:  # so far in the model's own precision
                 with variant.subject.budget.overtime():
                     double_on_suspicion(variant)
                     return self.find(trial)
@@ -167,7 +177,7 @@ class LeakFinder:
     def _confirm(
         self, trial: Trial, row: int, noise: float
     ) -> Evidence | None:
-        """Change the one row alone, and ask whether it is more than noise."""
+        """Change only this row, and test whether the leak exceeds rounding."""
         variant = trial.variant
         training = variant.case.training
         steady = not training or _same_draws(trial)
@@ -191,7 +201,8 @@ class LeakFinder:
             base = variant.scores(trial.base)[row, scope]
             require_finite(base, infinite=True)
         if size <= floor_of(delta.dtype) * noise:
-            # other rows did it, another for check, or their draws
+            # this row alone moves no score: other rows or their random numbers
+            # did, which other checks report
             self.rows_mix |= steady
             self.draws_differ |= not steady
             return None
@@ -207,11 +218,12 @@ def _same_draws(trial: Trial) -> bool:
 
 
 def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
-    """Yield the trials, those that find most first.
+    """Yield trials (pairs of texts); those that find most leaks come first.
 
-    An open proof is tested where it is open: as it was followed, in float64
-    and with larger weights. A whole one leaves a test of its rules, and what
-    a proof cannot follow.
+    If the proof is open in a case (a way to call the model), this case is
+    tested: as the proof ran it, in float64, and with larger weights. If the
+    proof is complete, a few trials test its rules, and others the cases that a
+    proof cannot follow.
     """
     drawn = _Texts(subject)
     exact = [replace(case, dtype=DOUBLE.dtype) for case in (EVAL, TRAIN)]
@@ -229,8 +241,10 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
         sizes = [replace(double, size=c.size) for c in ENLARGED]
         if as_it_is and not case.frozen:
             yield from drawn.of(sizes, [time], AT_ONCE, first)
-    proved = proof.proved and not proof.partial
-    if proved:
+    if proof.forks and subject.sees is None:
+        yield from drawn.on_two_paths()
+    whole = proof.proved and not proof.partial
+    if whole:
         rest = [] if subject.heavy else [subject.block_size]
         few = subject.fit(3, SHORT, *rest)
         yield from drawn.of(exact, few)
@@ -250,9 +264,10 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
         crowd = [c for c in cases if c.crowd]
         yield from drawn.of(crowd, [CROWD_TIME])
     if LOSSES in cases_of(CAUSALITY, subject):
-        yield from drawn.of([LOSSES], subject.fit(3, 8))  # one may be shifted
+        # 3 tokens: a loss of shifted targets needs one token more
+        yield from drawn.of([LOSSES], subject.fit(3, 8))
     yield from drawn.past_buffers()
-    if not proved:
+    if not whole:
         model = own(subject).model
         long = usual_lengths(subject, model, subject.block_size)
         rest = sorted({*long} - {*few}, reverse=True)
@@ -262,8 +277,8 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
 class _Texts:
     """Draws pairs of texts that are equal up to a split.
 
-    A copy is kept while its case lasts: some models change themselves at a
-    call, so each case has a new one.
+    Each case (way to call the model) has a new copy, because some models
+    change themselves when they are called.
     """
 
     def __init__(self, subject: Subject):
@@ -271,7 +286,7 @@ class _Texts:
         model, vocab = own(subject).model, subject.vocab_size
         said = {size.value for size in all_declared(model, MARKS)}
         ids = {0, vocab - 1, *padding_ids(model), *said}
-        self.marks = sorted(ids & {*range(vocab)})  # may count as padding
+        self.marks = sorted(ids & {*range(vocab)})  # ids that may be padding
         self.special = special_ids(model, vocab)
 
     def of(
@@ -281,9 +296,9 @@ class _Texts:
         share: float = AFTER,
         first: Sequence[int] = (),
     ) -> Iterator[Trial]:
-        """Yield trials of cases at some lengths.
+        """Yield trials (pairs of texts) of these cases, at these lengths.
 
-        Of the extreme sizes of weights the largest whose scores are finite.
+        Of extreme weights, only the largest that give finite scores are tried.
         """
         lengths = [t for t in lengths if self.subject.lengths.accepts(t)]
         enough, budget = False, self.subject.budget
@@ -291,7 +306,7 @@ class _Texts:
             if case.size and enough:
                 continue
             variant = None
-            with budget.part():  # without a name: a copy is no trial
+            with budget.part():  # unnamed: making a copy is not a trial
                 budget.require()
                 variant = self._copy(case, max(lengths))
             if variant is None:
@@ -307,9 +322,9 @@ class _Texts:
             return larger(self.subject, case, time)
         try:
             variant = copy_for(self.subject, case)
-        except SkipCheck:  # a function, or one that cannot be copied
+        except SkipCheck:  # the model is a function, or cannot be copied
             return None
-        # under autocast or in inference mode a model need not run
+        # a model may be unable to run under autocast or in inference mode
         variant.copy.may_fail |= case.within is not nullcontext
         return variant
 
@@ -320,17 +335,17 @@ class _Texts:
         share: float,
         first: Sequence[int] = (),
     ) -> Iterator[Trial]:
-        """Yield a batch of splits, then the first two, each alone.
+        """Yield a trial with all splits of a text, then two with one split.
 
-        The first are positions of a declaration that are suspected.
+        With declared visibility, positions that the proof suspects come first.
         """
         declared = self.subject.sees
         splits = self._splits(variant, time)
         if not splits:
             return
-        # ends first, then powers of two: time cuts off the rest
+        # begin with the ends and powers of two, because time may run out
         splits.sort(key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0))
-        alone = 0  # rows in which a token is changed alone
+        alone = 0  # number of rows in which only one token is changed
         if declared is not None and not variant.case.crowd:
             splits = [*dict.fromkeys((*first, *splits))]
             alone = min(SPLITS, len(splits))
@@ -345,10 +360,10 @@ class _Texts:
             yield trial.some([row])
 
     def _splits(self, variant: Variant, time: int) -> list[int]:
-        """Return where texts are split; where positions are declared, these.
+        """Return the splits of a text, or positions if visibility is declared.
 
-        All pairs of a declaration are tried where a text is not long: what
-        one position may not see says nothing about the next one.
+        In a short text all positions are tried, because a declaration may hide
+        different tokens from each of them.
         """
         declared = self.subject.sees is not None
         start = int(variant.case.shown(1, time)[0].long().argmax())
@@ -363,10 +378,10 @@ class _Texts:
         return [0] * declared + [s for s in splits if s > start]
 
     def _pairs(self, time: int, splits: list[int]) -> tuple[Tensor, Tensor]:
-        """Draw texts, and others that differ from the splits on.
+        """Draw texts, and copies of them that differ from the splits on.
 
-        In short ones all that follows a split is replaced, or one token, or
-        all by an id that may count as padding, or it stands behind padding.
+        Short texts change in four ways: other tokens after the split, one
+        other token, only padding, or other tokens after a start of padding.
         """
         vocab, generator = self.subject.vocab_size, self.generator
         base = draw(vocab, 1, time, generator, repeats=bool(time % 2))
@@ -392,16 +407,16 @@ class _Texts:
         at: list[int],
         alone: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return texts, and others in tokens that a position may not see.
+        """Return texts, and copies changed where a position must not see.
 
-        In the last rows only one such token is changed. Where a position may
-        see all tokens, all are, which shows that they move scores.
+        In the last rows only one such token changes. If a position may see all
+        tokens, all of them change, to show that tokens move scores.
         """
         vocab, random = self.subject.vocab_size, self.generator
         named = declared.ids(vocab)
         if takes_tokens(declared.sees):
             named = sorted({*named, *self.marks, *self.special})
-        if named:  # in half of the places, so that some lie side by side
+        if named:  # put special ids at about half of the places
             drawn = torch.randint(len(named), base.shape, generator=random)
             where = torch.rand(base.shape, generator=random) < 1 / 2
             base = torch.where(where, torch.tensor(named)[drawn], base)
@@ -418,8 +433,20 @@ class _Texts:
             changed[row, hidden] = drawn[hidden]
         return base, changed
 
+    def on_two_paths(self) -> Iterator[Trial]:
+        """Yield, one by one, pairs of texts that take different code paths."""
+        search, budget = crossings(self.subject), self.subject.budget
+        while True:
+            found = None
+            with budget.part(share=AFTER):
+                found = next(search, None)
+            if found is None:
+                return
+            texts = found.base, found.changed, [found.split]
+            yield Trial(found.variant, *texts, share=AFTER, crossing=found)
+
     def each_id(self) -> Iterator[Trial]:
-        """Put each id behind a split, then into both texts before it."""
+        """Yield pairs of texts with each id after the split, or before it."""
         subject, generator = self.subject, self.generator
         vocab, time = subject.vocab_size, subject.lengths.fit(8)
         count, half = min(vocab, 1 + EACH_ID // vocab), time // 2
@@ -440,7 +467,7 @@ class _Texts:
             yield Trial(variant, base, changed, splits, name, AFTER)
 
     def past_buffers(self) -> Iterator[Trial]:
-        """Yield trials of texts longer than a table of masks has rows."""
+        """Yield trials (pairs of texts) longer than a table of masks."""
         if self.subject.limit is not None:
             return
         variant = copy_for(self.subject, DOUBLE)
@@ -450,7 +477,7 @@ class _Texts:
             for b in buffers
             if b.dim() > 1 and b.shape[-2] == b.shape[-1]
         }
-        # longer than the given block_size: the model may refuse such a text
+        # the model may refuse a text longer than the user's block_size
         variant.copy.may_fail = True
         for rows in sorted(n for n in tables if SHORT < n <= LONGEST_TABLE):
             yield from self.of_run(variant, rows + 1, AFTER)

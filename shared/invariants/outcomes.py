@@ -1,7 +1,7 @@
-"""What a check came to, and the stages that an outcome passes.
+"""Turn the result or the exception of a check into an outcome, in stages.
 
-Each stage takes a run and an Outcome and returns an Outcome. STAGES has them
-in their order; to add a rule about statuses, add a row and its test.
+STAGES lists the stages. Each gets a run and an Outcome, and returns an
+Outcome. For a new rule about statuses, add a stage and a test of it.
 """
 
 import traceback
@@ -34,26 +34,26 @@ from .report import BAD
 if TYPE_CHECKING:
     from .runner import Run
 
-PROOFS = {  # the order of each check's proof
+PROOFS = {  # for each check with a proof: the objects that its codes number
     "check_causality": "positions",
     "check_batch_independence": "rows",
     "check_documents": "documents",
 }
-MUST = "check_causality"  # be proved, with require_proof
+MUST = "check_causality"  # this check must be proved if require_proof is set
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check came to.
+    """The outcome of a check.
 
     Attributes:
-        name: of the check.
-        status: passed, failed, skipped, expected, error, or differed where the
-            processes took different ways.
-        message: a sentence or a few.
-        error: what the check raised, if anything.
-        proof: that belongs to the check, if it was tried.
-        expected: why the user expects it to fail, or None.
+        name: the name of the check.
+        status: passed, failed, skipped, expected, error, or parted if the
+            processes took different paths.
+        message: one or a few sentences.
+        error: the exception of the check, if any.
+        proof: the proof for the check, if one was tried.
+        expected: why the user expects a failure, or None.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def outcome_of(name: str, error: Exception) -> Outcome:
-    """Return the outcome of a check that raised."""
+    """Return the outcome of a check that raised an exception."""
     if isinstance(error, SkipCheck):
         return Outcome(name, "skipped", str(error), error)
     if isinstance(error, AssertionError | UnusableModel):
@@ -83,11 +83,12 @@ def outcome_of(name: str, error: Exception) -> Outcome:
 
 
 def places_of(outcome: Outcome, subject: Subject) -> list[dict[str, Any]]:
-    """Return the lines that a failure is about: each has a file and a line."""
+    """Return the lines of a failure, each with a file and a line number."""
     if outcome.status not in BAD:
         return []
     places = places_in(outcome.error)
-    if outcome.error is None and outcome.proof:  # one that is required
+    # the check failed because its required proof is open
+    if outcome.error is None and outcome.proof:
         open_ = [one.place for one in outcome.proof.open]
         if outcome.proof.never_given:
             model = build(subject)
@@ -101,7 +102,7 @@ def places_of(outcome: Outcome, subject: Subject) -> list[dict[str, Any]]:
 
 
 def first_cause(run: "Run", outcome: Outcome) -> Outcome:
-    """Let one cause be one failure: the first check that fails by it."""
+    """Report a cause once, in the first check that fails because of it."""
     name, error = outcome.name, outcome.error
     if not isinstance(error, AssertionError | UnusableModel):
         return outcome
@@ -113,7 +114,8 @@ def first_cause(run: "Run", outcome: Outcome) -> Outcome:
     first = next((causes[k] for k in known if k in causes), name)
     leak = name in PROOFS and not isinstance(error, ModelRaised | NotFinite)
     if leak and (name == MUST or first not in PROOFS):
-        first = name  # a leak is a failure next to any other one
+        # a leak is reported even if another check has failed for this cause
+        first = name
     causes |= dict.fromkeys([name, *keys], first)
     if first == name:
         return outcome
@@ -122,7 +124,7 @@ def first_cause(run: "Run", outcome: Outcome) -> Outcome:
 
 
 def require_proof(run: "Run", outcome: Outcome) -> Outcome:
-    """Fail a check that passed without the proof that the user requires."""
+    """Fail a passed check that lacks a proof which the user requires."""
     if outcome.status != "passed" or not run.proofs or outcome.name != MUST:
         return outcome
     proof = outcome.proof
@@ -135,7 +137,7 @@ def require_proof(run: "Run", outcome: Outcome) -> Outcome:
 
 
 def _to_be_given(names: list[str]) -> str:
-    """Say how arguments that were never given are given."""
+    """Say how the user can give arguments that no tried call had."""
     if not names:
         return ""
     first = names[0]
@@ -147,7 +149,7 @@ def _to_be_given(names: list[str]) -> str:
 
 
 def worst_of_processes(run: "Run", outcome: Outcome) -> Outcome:
-    """Take the worst outcome of all processes, where there are several."""
+    """Return the worst outcome of all processes."""
     ranks, proof = current(), outcome.proof
     if ranks is None:
         return outcome
@@ -160,14 +162,14 @@ def worst_of_processes(run: "Run", outcome: Outcome) -> Outcome:
 
 
 def mark_expected(run: "Run", outcome: Outcome) -> Outcome:
-    """Give an expected failure a status that is not counted."""
+    """Give an expected failure a status that does not count as failed."""
     why = outcome.expected
     if why is None or outcome.status not in ("passed", "failed"):
         return outcome
     if outcome.status == "passed":
         message = f"{outcome.message}; expected to fail: {why}"
         return replace(outcome, message=message)
-    # another fault of the line is not expected
+    # forget places: an expected failure's line may have another fault
     for key in [k for k in run.causes if isinstance(k, tuple)]:
         del run.causes[key]
     message = f"{why}: {outcome.message}"

@@ -1,4 +1,4 @@
-"""The checks as tests of pytest."""
+"""Run the checks as tests of pytest."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +17,18 @@ from ..settings import (
 )
 from .runner import Run, choose_checks, full_names
 
-LONGEST = 60  # characters of an expression in a test's name
+LONGEST = 60  # most characters of a target's expression in a test's name
 
 
 class Target:
-    """A model with settings of its own, for `parametrize_with_checks`.
+    """A model with its settings, for `parametrize_with_checks`.
 
     Args:
         model: a model or, better, a factory, as for check_model.
-        **settings: checks, expected (reasons by name of a check that is
+        **settings: checks, expected (reasons, by the name of a check that is
             expected to fail), budget, threads, vocab_size, block_size,
             outputs, seed, device, layout, cache, inputs, documents and
-            compile; each goes before that of `parametrize_with_checks`.
+            compile. Each replaces that setting of `parametrize_with_checks`.
 
     Raises:
         TypeError: for an unknown setting.
@@ -46,7 +46,7 @@ Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
 
 class BoundCheck:
-    """A check and what makes its Run: call it with a model."""
+    """A check that a test calls with a model; `run_of` makes a model's Run."""
 
     def __init__(self, name: str, run_of: Callable[[Model], Run]):
         self.__name__ = name
@@ -54,10 +54,10 @@ class BoundCheck:
 
     @one_run
     def __call__(self, model: Model) -> str:
-        """Run the check; a skip is pytest's own.
+        """Run the check; if the check skips, skip the test.
 
-        Of a failure pytest shows the line of the test, the message, and
-        where the model's own code raised, if it did.
+        For a failure, pytest shows the line of the test, the message, and the
+        line of the model's code that raised, if any.
         """
         __tracebackhide__ = True
         import pytest
@@ -93,15 +93,15 @@ def parametrize_with_checks(
     strict: bool | None = None,
     **settings: Unpack[RunSettings],
 ) -> Callable[[Any], Any]:
-    """Decorate a test with arguments model and check, once for each pair.
+    """Decorate a test, to run it for each pair of a model and a check.
 
     Args:
-        models: models or, better, factories, as for check_model; a Target
-            has settings of its own, which go before those for all models.
-        expected_failures: reasons by name of a check, or a function that
-            returns them for one of the models; such tests are marked xfail.
-        strict: whether one that passes after all fails; None: as pytest's
-            own xfail_strict says.
+        models: models or, better, factories, as for check_model. A Target has
+            settings that replace the common ones.
+        expected_failures: reasons by the name of a check, or a function that
+            returns them for each model. Such tests are marked xfail.
+        strict: whether an unexpected pass is a failure; None uses pytest's
+            xfail_strict.
         **settings: checks (names; None: all but the slow one), budget
             (seconds for all checks of a model), threads, vocab_size,
             block_size, outputs, seed, device, layout, cache, inputs,
@@ -123,7 +123,8 @@ def parametrize_with_checks(
     defaults = completed("parametrize_with_checks", RunSettings, settings)
     given: list[dict[str, Any]] = []
 
-    @lru_cache(maxsize=1)  # the checks of a model share it
+    # kept for the next test: the checks of one model share a Run
+    @lru_cache(maxsize=1)
     def run_of(index: int, model: Model) -> Run:
         return Run(model, **given[index])
 

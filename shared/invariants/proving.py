@@ -1,4 +1,4 @@
-"""The proof of causality, for anyone's model."""
+"""Prove causality for any model."""
 
 from collections.abc import Iterable
 from typing import Any, Unpack
@@ -21,13 +21,15 @@ def prove_causality(
 ) -> Proof:
     """Prove that no score depends on a later token.
 
-    Each number of a forward pass carries the latest position that it can
-    depend on, for all weights and tokens; the backward pass is not in it.
+    For each tensor entry in a forward pass, the proof tracks the latest
+    position on which it can depend, for all weights and tokens. It does not
+    cover the backward pass.
 
     Args:
         model_or_factory: as `check_model` takes it.
-        lengths: of the texts; None: each to block_size where that is 64 or
-            less, else 1 to 16 and others up to it.
+        lengths: lengths of the texts. None means all up to block_size if that
+            is 64 or less. Otherwise it means 1 to 16, and others up to
+            block_size.
         **settings: vocab_size, block_size, outputs, layout, seed, device
             and inputs, as for `check_model`.
 

@@ -1,4 +1,4 @@
-"""The results of the checks, as a table and as JSON."""
+"""Report the results of the checks, as a table and as JSON."""
 
 import html
 import json
@@ -13,21 +13,22 @@ from typing import Any
 
 from ..notebooks import as_html
 
-# Of the JSON: fields are added under one number; a field that goes or changes
-# its meaning makes the next one.
+# "schema" is the version of the JSON format. It stays the same if fields are
+# added, and increases if a field is removed or changes its meaning.
 ORIGIN: dict[str, Any] = {"schema": 1, "version": "unknown"}
-with suppress(PackageNotFoundError):  # a checkout that is not installed
+# no version: a checkout that is not installed
+with suppress(PackageNotFoundError):
     ORIGIN["version"] = version("gpt-duet")
 Cells = tuple[str, str, str]  # name, status and seconds
 STATUSES = ("passed", "failed", "skipped", "expected", "error")
 BAD = ("failed", "error")
 
-# of a notebook's table; others are gray
+# colours in a notebook's table; other statuses are grey
 COLOURS = {"passed": "green", "failed": "crimson", "error": "crimson"}
-WIDTH = 110  # columns of the printed table
-GAP = "  "  # between its columns
+WIDTH = 110  # width of the printed table in columns
+GAP = "  "  # between the table's columns
 
-CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
+CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # all but \t and \n
 
 
 @dataclass(frozen=True)
@@ -35,52 +36,55 @@ class CheckResult:
     """The outcome of one check."""
 
     name: str
-    status: str  # of STATUSES; "error": the check broke, not the model
+    status: str  # one of STATUSES; "error" if the check itself raised
     message: str  # what was tried, what failed, or why it was skipped
     seconds: float
     forwards: int = 0  # calls of the model whose scores were read
-    backwards: int = 0  # passes back from these scores
-    not_tried: str = ""  # what a check had no time to try, and why
-    proof: dict[str, Any] | None = None  # as Proof.to_dict writes it
-    # position, token, length, size, file, line; null where not known
+    backwards: int = 0  # backward passes that began at these scores
+    not_tried: str = ""  # the cases that were not tried, and why
+    # the check's proof, from Proof.to_dict
+    proof: dict[str, Any] | None = None
+    # position, token, length, size, file, line; null if they are unknown
     leak: dict[str, Any] | None = None
-    # lines that a failure is about, each a file and a line; likeliest first
+    # the lines of a failure, with file and line; the likeliest comes first
     places: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(repr=False)
 class Report:
-    """The outcomes for one model; printed, a table."""
+    """The results of the checks of one model, which print as a table."""
 
     model: str
     vocab_size: int
-    block_size: int  # longest sequence tried
-    names: list[str] = field(default_factory=list)  # of checks, in order
+    block_size: int  # the longest sequence that was tried
+    names: list[str] = field(default_factory=list)  # the checks in order
     results: list[CheckResult] = field(default_factory=list)
-    # how the model was read, and what it did next to answering
+    # how the model was read, and its unusual behaviour
     notes: list[str] = field(default_factory=list)
-    details: dict[str, str] = field(default_factory=dict)  # maps, by check
-    plan: str = ""  # how much time there is, where it is short
-    interim: str = ""  # how far a check is before its end
-    left_out: list[str] = field(default_factory=list)  # checks not run
+    # by check: text for the end of the report, such as a map of a leak
+    details: dict[str, str] = field(default_factory=dict)
+    plan: str = ""  # the available time in words, if it is short
+    interim: str = ""  # the progress of the running check
+    # checks that did not run
+    left_out: list[str] = field(default_factory=list)
     # arguments of the call that no check gives
     never_given: list[str] = field(default_factory=list)
     interrupted: bool = False
-    kept: str = ""  # when the run was, if it is an earlier one's
+    kept: str = ""  # when the report was made, if it is that of an earlier run
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks that failed, expected failures left out."""
+        """Return the failed checks by name, without expected failures."""
         return [r.name for r in self.results if r.status == "failed"]
 
     @property
     def ok(self) -> bool:
-        """Whether all was tried and nothing failed."""
+        """Return whether no check failed or raised, and none was cut off."""
         return not (self.failed or self.errors or self.interrupted)
 
     @property
     def under_way(self) -> str:
-        """How far the run is, in a line; "" at its end."""
+        """Return the run's progress as a line; "" if it has ended."""
         done = len(self.results)
         for name in self.names[done:]:
             count = f"({done + 1} of {len(self.names)})"
@@ -89,13 +93,13 @@ class Report:
 
     @property
     def errors(self) -> list[str]:
-        """Names of the checks that broke themselves: no fault of the model."""
+        """Return the names of the checks that raised an error themselves."""
         return [r.name for r in self.results if r.status == "error"]
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain data."""
         content = asdict(self) | {"ok": self.ok, "failed": self.failed}
-        del content["interim"]  # of use meanwhile
+        del content["interim"]  # progress matters only during the run
         return ORIGIN | content
 
     def to_json(self) -> str:
@@ -113,7 +117,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The last line of the table."""
+        """Return the last line of the table."""
         counts = Counter(result.status for result in self.results)
         words = {status: f"{n} {status}" for status, n in counts.items()}
         passed = [r for r in self.results if r.status == "passed"]
@@ -135,16 +139,17 @@ class Report:
     def table(
         self, width: int = WIDTH, statuses: Collection[str] = STATUSES
     ) -> str:
-        """Return the table as text: rows that have one of the statuses."""
+        """Return the table as text, with only the rows of these statuses."""
         found = [r for r in self.results if r.status in statuses]
         rows = [self.row(result, width) for result in found]
         return "\n".join([self.heading(width), *rows, self.ending(width)])
 
     def __str__(self) -> str:
-        # a name may hold codes that colour or clear a terminal
+        # a name may contain codes that colour or clear a terminal
         return CONTROL.sub(lambda found: ascii(found[0])[1:-1], self.table())
 
-    __repr__ = __str__  # pytest prints it below `assert report.ok, report`
+    # pytest cuts a long repr: raise_for_failures prints all of it
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -159,7 +164,7 @@ class Report:
         return as_html(heading) + table + as_html(self.ending(WIDTH))
 
     def heading(self, width: int) -> str:
-        """Return what is known before the first check."""
+        """Return the facts that are known before the first check."""
         grounds = f"of the same sources and weights ({self.kept})"
         kept = f"kept from an earlier run {grounds}"
         lines = [
@@ -172,11 +177,11 @@ class Report:
         return "\n".join(lines)
 
     def row(self, result: CheckResult, width: int, brief: bool = False) -> str:
-        """Return the lines of a check that has ended.
+        """Return the lines of the table for a finished check.
 
-        A failure has a line for each part of its message. With `brief` a
-        check that passed without a reservation has one line, cut at a comma
-        or the like; "..." says so.
+        A failure has a line for each part of its message. With `brief`, a
+        check that passed without a caveat has one line, which is cut at
+        punctuation and marked with "...".
         """
         start = (result.name, result.status, f"{result.seconds:.2f}")
         parts = [result.message]
@@ -193,14 +198,14 @@ class Report:
     def cells(
         self, result: CheckResult, width: int, brief: bool = False
     ) -> tuple[str, str, str]:
-        """Return a row in three: before its status, the status, the rest."""
+        """Return a row in three parts: the start, the status and the rest."""
         text = self.row(result, width, brief)
         start = self._name_width + len(GAP)
         end = start + len(result.status)
         return text[:start], text[start:end], text[end:]
 
     def ending(self, width: int) -> str:
-        """Return the longer texts, the notes and the verdict."""
+        """Return the lines after the table: maps, notes and the verdict."""
         lines = [f"\n{n}:\n{text}" for n, text in self.details.items()]
         texts = [*(f"note: {note}" for note in self.notes), self.verdict]
         return "\n".join([*lines, *(textwrap.fill(t, width) for t in texts)])
@@ -219,14 +224,15 @@ class Report:
             start + message,
             max(width, len(start) + 20),
             subsequent_indent=" " * len(start),
-            break_on_hyphens=False,  # the names of options
+            # keeps names of options such as --quick whole
+            break_on_hyphens=False,
             max_lines=1 if short else None,
             placeholder=" ...",
         )
 
 
 def _reserved(result: CheckResult) -> bool:
-    """Whether a check that passed has left something open, or assumed it."""
+    """Return whether a passed check left something unproved or assumed."""
     proof = result.proof or {"proved": True}
     kinds = ("conditions", "left_out", "never_given", "assumptions", "open")
     open_part = any(map(proof.get, kinds)) or not proof["proved"]

@@ -1,4 +1,4 @@
-"""Runs the checks on a model, one after the other."""
+"""Run the checks on a model, one after another."""
 
 import difflib
 import io
@@ -10,8 +10,13 @@ from typing import Any, Unpack
 
 from ..notebooks import progress
 from ..proof.proof import Proof
-from ..running.budget import DEFAULT, HEAVY, Budget, OutOfTime
-from ..running.context import isolated, one_run
+from ..running.budget import (
+    DEFAULT_SECONDS,
+    HEAVY_SECONDS,
+    Budget,
+    OutOfTime,
+)
+from ..running.context import isolated, one_run, return_memory
 from ..running.errors import (
     FoundOut,
     Leaked,
@@ -37,8 +42,19 @@ from .outcomes import (
 )
 from .report import CheckResult, Report
 
-FIRST = ("check_shape", MUST)  # where time is short
-BRIEF = 0.8  # weight of a check that may take all of the time left
+FIRST = ("check_shape", MUST)  # checks that run first if time is short
+# For a heavy model, checks that need few calls run before those that may run
+# out of time.
+FIRST_OF_HEAVY = (
+    *FIRST,
+    "check_finite",
+    "check_vocabulary",  # needs memory: before other copies are kept
+    "check_length_limit",
+    "check_cache",
+    "check_normalised",
+    "check_initial_loss",
+    "check_signal",
+)
 
 
 @takes(CheckSettings)
@@ -50,55 +66,44 @@ def check_model(
     on_progress: Callable[[Report], None] | None = None,
     **settings: Unpack[CheckSettings],
 ) -> Report:
-    """Run the checks on a model and report what holds.
+    """Run the checks on a model and report the results.
 
     Args:
         model_or_factory: an nn.Module, a callable from (batch, time) ids to
             scores, or a function without arguments that builds one of these
             (preferred: each check then has a fresh model).
-        debug: let an exception that no check expects end the run.
-        on_progress: called with the report before the first check, as
-            each one ends, and when one says how far it is. None: a notebook
-            or a terminal shows the check under way, once it takes long.
+        debug: whether an exception that no check expects ends the run.
+        on_progress: called with the report before the first check, when each
+            check ends, and when a check reports its progress. None: a notebook
+            or a terminal shows the running check if it takes long.
         **settings: vocab_size, block_size, outputs, seed, device, layout,
-            cache, inputs and documents, as the README describes them;
-            compile: whether the model is compiled as well, and that program
-            compared with it;
-            checks: names of those to run; None: all but the slow one;
-            expected_failures: reasons by name of a check: such a failure has
-            the status "expected";
-            threads: on the CPU; None: one for a small model;
-            budget: seconds; what finds most is tried first, and the report
-            says what was not tried. None: 130 for a model of over 2 million
-            parameters, 225 for others. math.inf: all is tried;
-            require_proof: let check_causality fail where it is not proved;
-            allow_routing: let a proof under a condition be enough for that:
-            texts that route tokens, or choose a path, as the one did that
-            was followed.
+            cache, inputs and documents, as the page of settings describes
+            them. `compile`: also compile the model, and compare the compiled
+            program with the original. `checks`: names of the checks to run;
+            None means all except the slow one. `expected_failures`: reasons by
+            name of a check. Such a failure gets the status "expected".
+            `threads`: threads on the CPU; None means one for a small model.
+            `budget`: seconds. The cases that find most faults come first, and
+            the report lists those not tried. None: 130 for a model of over 2
+            million parameters, 225 for others. math.inf: all cases.
+            `require_proof`: let check_causality fail if it is not proved.
+            `allow_routing`: with require_proof, also accept a proof that holds
+            only if texts route tokens, or choose a path through the code, as
+            the proof's text did.
 
     Returns:
         The report: print it, or read .ok, .failed and .results.
 
     Raises:
-        ValueError: for a model that cannot be built, called or read, an
-            unknown check, and sizes that contradict the model's own.
+        ValueError: for a model that cannot be built, called or read, for an
+            unknown check, or for sizes that contradict the model's own.
     """
-    settings["checks"] = names = choose_checks(settings.get("checks"))
+    settings["checks"] = choose_checks(settings.get("checks"))
     expected = full_names(settings.get("expected_failures"))
     printed = io.StringIO()
     with redirect_stdout(printed), together("meeting the model"):
         run = Run(model_or_factory, **settings)
-    subject = run.subject
-    report = Report(
-        subject.name,
-        subject.vocab_size,
-        subject.block_size,
-        names=run.names,
-        plan=run.plan,
-        left_out=[name for name in CHECKS if name not in names],
-        never_given=[*subject.never_given],
-    )
-
+    report = run.new_report()
     with progress(wanted=on_progress is None) as line:
 
         def show(report: Report) -> None:
@@ -122,10 +127,7 @@ def check_model(
                     result, error = run.check(name, expected.get(name))
                 if error is not None and result.status == "error" and debug:
                     raise error
-                notes = getattr(error, "__notes__", [])
-                if notes and result.status == "failed":
-                    report.details[name] = "\n".join(notes)
-                report.results.append(result)
+                _add(report, result, error)
                 announce(report)
         except KeyboardInterrupt:
             report.interrupted = True
@@ -140,15 +142,25 @@ def check_model(
     return report
 
 
+def _add(report: Report, result: CheckResult, error: Exception | None) -> None:
+    """Add a result to a report, and a failure's notes as its details."""
+    notes = getattr(error, "__notes__", [])
+    if notes and result.status == "failed":
+        report.details[result.name] = "\n".join(notes)
+    report.results.append(result)
+
+
 class Run:
     """Runs checks on one model, for `check_model` and in pytest.
 
-    It holds the subject, the budget, and which failure came first. What a
-    check came to passes the stages of outcomes.py, in their order. Arguments
-    and errors are those of `check_model`, names of checks are in full.
+    A Run has the facts about the model, the budget, and the first failure of
+    each cause. The outcome of a check passes through the stages of
+    outcomes.py. Arguments and errors are those of `check_model`; names of
+    checks are full names.
     """
 
-    SAME = "check_determinism"  # first says that ranks return other scores
+    # the check that reports scores which differ between ranks
+    SAME = "check_determinism"
 
     def __init__(
         self, model_or_factory: Any, **settings: Unpack[CheckSettings]
@@ -158,7 +170,8 @@ class Run:
         checks, budget = choose_checks(given["checks"]), given["budget"]
         with isolated(given["seed"]):
             if (ranks := current()) is not None:
-                ranks.apart = 0.0, ""  # of another model
+                # forget distances of an earlier model's scores
+                ranks.apart = 0.0, ""
             self.subject = meet(model_or_factory, **own)
             if "check_shape" not in checks:
                 self.subject.require_scores()
@@ -167,38 +180,55 @@ class Run:
                 given["require_proof"],
             )
             self.conditions = given["allow_routing"]
-            self.causes: dict[object, str] = {}  # the check that failed first
+            # by cause of failures: the check that failed first
+            self.causes: dict[object, str] = {}
             heavy, self.plan = self.subject.heavy, ""
             short = heavy or budget is not None
             if budget is None:
-                budget = HEAVY if heavy else DEFAULT
+                budget = HEAVY_SECONDS if heavy else DEFAULT_SECONDS
                 if any(CHECKS[name].slow for name in checks):
                     budget = math.inf
             self.subject = replace(self.subject, budget=Budget(budget))
-            if short and budget < math.inf:  # the main checks go first
-                first = (*FIRST, "check_cache") if heavy else FIRST
-                checks = sorted(checks, key=lambda name: name not in first)
+            # time is short: the main checks come first
+            if short and budget < math.inf:
+                first = FIRST_OF_HEAVY if heavy else FIRST
+                early = [name for name in first if name in checks]
+                checks = [*early, *(n for n in checks if n not in early)]
                 self.plan = (
                     f"at most {budget:.0f} s for {self.subject.parameters:,} "
                     f"parameters; --thorough tries all"
                 )
             self.names, self._left = checks, [*checks]
 
+    def new_report(self) -> Report:
+        """Return a report on the model, without results."""
+        return Report(
+            self.subject.name,
+            self.subject.vocab_size,
+            self.subject.block_size,
+            names=self.names,
+            plan=self.plan,
+            left_out=[name for name in CHECKS if name not in self.names],
+            never_given=[*self.subject.never_given],
+        )
+
     @property
     def notes(self) -> list[str]:
-        """Notes on what is unusual about the model."""
+        """Return notes on unusual facts about the model."""
         notes = [*self.subject.builder.notes, *self.subject.notes]
         return list(dict.fromkeys(notes))
 
     def check(
         self, name: str, expected: str | None = None
     ) -> tuple[CheckResult, Exception | None]:
-        """Run one check; return its outcome, and what it raised.
+        """Run one check; return its outcome, and the exception that it raised.
 
-        Expected is the reason for which a failure is expected.
+        `expected` is the reason why a failure is expected, if it is.
         """
         budget = self.subject.budget
         calls, backwards = budget.calls, budget.backwards
+        if self.subject.heavy:
+            return_memory()
         outcome = replace(self._call(name), expected=expected)
         for stage in STAGES:
             outcome = stage(self, outcome)
@@ -218,7 +248,7 @@ class Run:
         return result, error
 
     def _call(self, name: str) -> Outcome:
-        """Run one check and return what it came to, before any stage."""
+        """Run one check; return its outcome, not yet changed by STAGES."""
         if name in self._left:
             self._left.remove(name)
         if (ranks := current()) is not None:
@@ -244,10 +274,11 @@ class Run:
 
     def _run(self, name: str) -> str:
         """Run a check and return its message."""
-        weights = [CHECKS[n].share or BRIEF for n in self._left]
+        weights = [CHECKS[n].weight for n in self._left]
         share = CHECKS[name].share
         budget = self.subject.budget
         budget.start(name, share / (share + sum(weights)) if share else 1.0)
+        budget.require()  # raises OutOfTime before the check makes a copy
         if self.subject.fault and name != "check_shape":
             raise SkipCheck("see check_shape")
         seed, few_threads = self.subject.seed, self.subject.few_threads
@@ -264,13 +295,14 @@ class Run:
 
 
 def choose_checks(names: Collection[str] | None) -> list[str]:
-    """Return full names of checks, in the order of the list.
+    """Return full names of checks, in the order of the report.
 
     Args:
-        names: with or without "check_"; None: all but the slow one.
+        names: names of checks, with or without "check_"; None means all except
+            the slow one.
 
     Raises:
-        ValueError: for an unknown name, with those known.
+        ValueError: for an unknown name; the message has the known names.
     """
     if names is None:
         return [name for name, c in CHECKS.items() if not c.slow]
@@ -287,7 +319,7 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
 
 
 def full_names(reasons: Mapping[str, str] | None) -> dict[str, str]:
-    """Return reasons by the full names of checks.
+    """Return the reasons under the full names of their checks.
 
     Raises:
         ValueError: for an unknown name.

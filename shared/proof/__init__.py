@@ -1,4 +1,4 @@
-"""Prove which tokens a number can depend on, instead of testing it."""
+"""Prove, rather than test, which tokens each score can depend on."""
 
 from .proof import Open, Proof
 

@@ -1,9 +1,12 @@
-"""Orders that together forbid what a declaration of visibility forbids.
+"""Find the token orders in which a declared visibility is proved.
 
-Codes are ranks in an order, and a score may depend on those up to its bound.
-One order is enough where the rows of a relation are nested along it: causal,
-or a prefix. The forbidden pairs of any relation are a union of such: a window
-or documents need two orders, a tree some more.
+A model may declare which tokens each position sees (visibility.py). An order
+ranks the tokens, and a token's code is its rank. A position's score may depend
+only on tokens up to the position's bound.
+
+One order is enough for a causal mask, or for a prefix. A sliding window or
+documents need two orders, and a tree needs more. Together the orders forbid
+exactly the pairs that the declaration forbids.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,22 +20,23 @@ from .codes import CODES
 from .engine import Codes, Order, Tokens
 
 Forbidden = Bool[Tensor, "time time"]
-Early = Bool[Tensor, "rows time"]  # tokens that positions before them see
+Early = Bool[Tensor, "rows time"]  # tokens that an earlier position may see
 Chain = tuple[Int[Tensor, "time"], Int[Tensor, "time"]]  # codes, bounds
 
 
 class Chains:
-    """The orders in which a model with a declaration is followed."""
+    """The orders in which a declared visibility is proved."""
 
     def __init__(self, declared: Declared):
         self.declared = declared
-        # by rows, length, and the ids where the relation depends on them
+        # keys: rows, length, and the ids if the relation depends on them
         self._kept: dict[tuple[int, int, bytes], tuple[Order, ...]] = {}
 
     def orders(self, tokens: Tokens) -> tuple[Order, ...]:
         """Return the orders for a batch of texts."""
         rows, time = tokens.shape
-        own = takes_tokens(self.declared.sees)  # each row has a relation
+        # whether the ids of a row decide what its positions see
+        own = takes_tokens(self.declared.sees)
         key = rows, time, tokens.cpu().numpy().tobytes() if own else b""
         if key not in self._kept:
             relations = self.declared.of(tokens if own else tokens[:1])
@@ -45,7 +49,7 @@ class Chains:
 
 
 def _orders(each: list[list[Chain]], early: Early) -> tuple[Order, ...]:
-    """Return the orders of a batch whose rows have these chains."""
+    """Return the orders of a batch; each consists of one chain per row."""
     time = early.size(1)
     idle = torch.zeros(time, dtype=torch.int64)
     count = max([1, *map(len, each)])
@@ -54,11 +58,10 @@ def _orders(each: list[list[Chain]], early: Early) -> tuple[Order, ...]:
 
 
 def _order(rows: list[Chain], early: Early) -> Order:
-    """Return the order of a batch whose rows have these codes and bounds.
+    """Return the order of a batch, given the chain of each row.
 
-    A target is the next token. Where positions before that token may see it,
-    what they should predict is another one, which is in no text: no score may
-    depend on it.
+    A target is the next token. If an earlier position may see that token, no
+    score may depend on the target. Its code is then larger than any token's.
     """
     codes, bounds = (
         torch.stack([row[k] for row in rows]).to(CODES) for k in (0, 1)
@@ -75,7 +78,7 @@ def _order(rows: list[Chain], early: Early) -> Order:
 
 
 def chains_of(forbidden: Forbidden) -> Iterator[Chain]:
-    """Yield codes and bounds that together forbid these pairs, no others."""
+    """Yield chains that together forbid exactly the `forbidden` pairs."""
     time = len(forbidden)
     left, rising = forbidden.clone(), torch.arange(time)
     for order in (rising, rising.flip(0)):
@@ -85,7 +88,7 @@ def chains_of(forbidden: Forbidden) -> Iterator[Chain]:
             left &= ~covered
     while bool(left.any()):
         most = int(left.sum(1).argmax())
-        # what few may see comes last, after what this position may see
+        # first the keys that this query sees; among those, the most seen ones
         rank = forbidden[most].long() * (time + 1) + forbidden.sum(0)
         codes, bounds, covered = _nested(forbidden, rank.argsort(stable=True))
         yield codes, bounds
@@ -95,10 +98,10 @@ def chains_of(forbidden: Forbidden) -> Iterator[Chain]:
 def _nested(
     forbidden: Forbidden, order: Int[Tensor, "time"]
 ) -> tuple[Int[Tensor, "time"], Int[Tensor, "time"], Forbidden]:
-    """Return the part of a relation that is nested along an order.
+    """Return codes and bounds for an order, and the pairs they forbid.
 
-    Each key has its rank as its code. The bound of a query is the rank of the
-    last key that it may see: all later ones are forbidden to it.
+    The code of a key is its rank. The bound of a query is the rank of the last
+    key that it may see. All later keys are forbidden.
     """
     time = len(forbidden)
     codes = torch.empty(time, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The proofs of a model: about positions, rows and documents."""
+"""Prove the independence of a model's positions, rows and documents."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -38,8 +38,8 @@ from .proof import Open, Proof
 from .prover import prove
 from .runs import runs_of
 
-MAIN = EVAL, TRAIN  # each length is proved in these
-ROWS = 3  # of a batch
+MAIN = EVAL, TRAIN  # the cases in which each length is proved
+ROWS = 3  # rows of a batch
 
 
 def prove_positions(
@@ -50,27 +50,31 @@ def prove_positions(
     cases = [*followed_cases(subject)]
     if subject.sees is not None:
         runs = replace(runs, chains=Chains(subject.sees))
-    elif TRAIN_TARGETS in subject.unanswered:  # only a loss may come back
+    elif TRAIN_TARGETS in subject.unanswered:  # targets may give a loss
         cases += [LOSSES, *losses_with_arguments(subject)]
         runs = replace(runs, loss_order=_order_of_targets(subject))
-    proof, by_targets = prove(runs, MAIN, cases), cases_of(CAUSALITY, subject)
+    proof, tried = prove(runs, MAIN, cases), cases_of(CAUSALITY, subject)
     proof.never_given = [*subject.never_given]
+    proof.without = [*subject.without]
+    output = subject.caller.output
+    chosen = getattr(output, "__name__", output)  # function's name, or path
+    proof.scores = str(chosen or subject.reader.where)
     proof.declared = [*subject.caller.never]
     followed = (*proof.modes, *proof.left_out)
-    if proof.holds and LOSSES in by_targets and LOSSES.name not in followed:
-        proof.holds = False
-        text = "with targets only a loss comes back, which is not followed"
-        proof.open.append(Open(text))
+    if proof.holds and LOSSES in tried and LOSSES.name not in followed:
+        text = "with targets the model returns only a loss, not scores"
+        proof.leave_open(Open(text))
         proof.at = LOSSES, subject.lengths.fit(8)
-    if proof.at is not None and proof.at[0] not in by_targets:
-        proof.at = None if proof.at[0].losses else proof.at
+    # check_causality can show a leak in a loss only if it also tries that loss
+    if proof.at and proof.at[0].losses and proof.at[0] not in tried:
+        proof.at = None
     return proof
 
 
 def _order_of_targets(subject: Subject) -> Order:
-    """Return whether targets are the next tokens, or are shifted inside.
+    """Return AS_GIVEN if the caller shifts the targets, else SHIFTED.
 
-    Where that is not clear, the order that allows less.
+    If that is unclear, return SHIFTED, the order that allows less.
     """
     variant = precise(subject)
     tokens, *targets = subject.draw(6, 7).split(2)
@@ -86,7 +90,7 @@ def _order_of_targets(subject: Subject) -> Order:
 
 
 def prove_rows(subject: Subject) -> Proof | None:
-    """Prove that no score depends on another row; None: it takes no two."""
+    """Prove that rows are independent; return None for only one row."""
     rows = subject.fit_rows(ROWS)
     if rows < 2:
         return None
@@ -97,10 +101,10 @@ def prove_rows(subject: Subject) -> Proof | None:
 
 
 def prove_documents(subject: Subject, way: Packing) -> Proof:
-    """Prove that no score depends on another document of its row.
+    """Prove that no score depends on another document in the same row.
 
-    The documents of the rows stand in other places; where a call takes one
-    row, those of texts of other lengths do.
+    Each row of a batch has different boundaries between documents. If a call
+    takes only one row, each length of text gets different boundaries.
     """
     longest = [] if subject.heavy else [subject.block_size]
     rows = 1 if way.single else subject.fit_rows(UNLIKE)
@@ -134,9 +138,9 @@ def prove_documents(subject: Subject, way: Packing) -> Proof:
 
 
 def unreached(subject: Subject, time: int) -> list[int]:
-    """Return the tokens that no operation leads from to the last scores.
+    """Return positions whose tokens cannot reach the last position's scores.
 
-    Python code that reads tokens leads anywhere.
+    If Python code reads a token, return []: that token may reach any score.
     """
     if subject.in_arrays:
         return []

@@ -1,8 +1,8 @@
-"""Codes that go through collectives, by the same collectives on the shadows.
+"""Send dependency codes between ranks: collectives also run on codes.
 
-Each rank holds the codes of its own numbers, so the ranks send each other
-codes as they send numbers: int32, which gloo and NCCL both take. A reduction
-takes the latest of all ranks.
+Each rank holds the codes of its own numbers. Ranks send codes as they send
+numbers. Codes are sent as int32, because gloo and NCCL both accept that dtype.
+A reduction takes the largest code over all ranks.
 """
 
 from contextlib import suppress
@@ -21,6 +21,7 @@ from .codes import (
     FREE,
     STRONG,
     as_lowered,
+    codes_of,
     is_hidden,
     is_lowered,
     plain,
@@ -30,11 +31,11 @@ from .codes import (
 if TYPE_CHECKING:
     from .shadows import Shadows
 
-OTHER_TAG = 1 << 16  # of messages with codes, between two ranks
+OTHER_TAG = 1 << 16  # added to the tag of each message that sends codes
 
 
 def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
-    """Call a collective, and give its results the codes of all ranks."""
+    """Run a collective, and give its results the codes from all ranks."""
     if func.namespace not in NAMESPACES:
         result = func(*args, **kwargs)
         if shadows.blind:
@@ -47,7 +48,7 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
     functional = func.namespace == NAMESPACES[1]
     names = [argument.name for argument in func._schema.arguments]
     if name.startswith("_wrap_tensor") or name == "wait_tensor":
-        return func(*args, **kwargs)  # the same storage
+        return func(*args, **kwargs)  # these two operations change no numbers
     reduces = "reduce_op" in names
     given = () if shadows.blind else _as_codes(shadows, args, kwargs, reduces)
     result, written = finished(func, args, func(*args, **kwargs))
@@ -81,17 +82,17 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
         codes = codes.to(CODES)
         if reduces:
             codes = as_lowered(codes, (low[0] > 0) & (codes > FREE))
-        shadows.storages.write(out, codes)
+        shadows.storages.write(out, codes_of(codes))
     return result
 
 
 def _as_codes(
     shadows: "Shadows", args: tuple, kwargs: dict, reduces: bool
 ) -> list[Any]:
-    """Return arguments with codes instead of tensors, laid out as these.
+    """Return arguments in which dependency codes replace each tensor.
 
-    A reduction has two: first plain codes, then where a
-    number is as good as minus infinity, or may be.
+    A reduction needs two such lists: one of plain codes, and one of the marks
+    for hidden and lowered numbers.
     """
 
     def codes_of(value: Any, low: bool) -> Any:
@@ -117,9 +118,9 @@ def _as_codes(
 
 @cache
 def _max() -> Any:
-    """Return the operator "max" as operations take it.
+    """Return the reduction "max" in the form that torch's operations accept.
 
-    Python cannot make one: it is read from a call.
+    Python cannot create that form, so it is taken from a call's arguments.
     """
     number, caught = torch.zeros(1), list[Any]()
 

@@ -1,7 +1,8 @@
-"""The controls of a proof: its rules and its runs against plain runs.
+"""Test the rules and the runs of a proof, by comparison with plain runs.
 
-A rule of ours may be wrong, and code may see that it is followed. So tokens
-are changed, and the scores of plain runs are compared.
+A rule may be wrong. So tokens are changed, and only entries with large enough
+codes may change. A model may compute something else under a torch mode. So its
+scores are compared with those of plain runs, which carry no codes.
 """
 
 from dataclasses import dataclass
@@ -17,27 +18,29 @@ from ..running.tolerances import (
 )
 from ..running.ways import AUTOCAST, Case
 from .codes import FREE
-from .engine import Order, Recorded, changed, control
+from .engine import Order, Recorded, changed, try_changed_tokens
 from .proof import Open
 from .runs import Runs, Text
 from .shadows import OUTSIDE, Notes
 
-CONTROL = 5  # tokens of the text in which each is changed
-LONG_CONTROL = 64  # at most, of a second one
-FEWER = 3  # of a heavy model
+CONTROL_TOKENS = 5  # length of the first text to test; each token is changed
+LONG_CONTROL_TOKENS = 64  # most tokens of the second text to test
+HEAVY_CONTROL_TOKENS = 3  # tokens of the first text, for a heavy model
 
 Steps = dict[tuple[Order, int], Recorded | None]
 
 
 @dataclass(frozen=True)
-class Known:
-    """The results of the runs so far; later runs go on from them.
+class SoFar:
+    """Findings of a proof's earlier runs, for use in its later runs.
 
     Attributes:
-        notes: what the proof rests on.
-        routing: whether routing counts as known.
-        controlled: paths whose rules were compared with changed tokens.
-        unfollowed: paths of runs with draws, once run unfollowed as well.
+        notes: the assumptions of the proof.
+        routing: whether ids that route tokens (to experts) count as known.
+        controlled: hashes of the sequences of operations whose rules were
+            tested with changed tokens.
+        unfollowed: hashes of the sequences with random draws that were also
+            run without codes.
     """
 
     notes: Notes
@@ -47,26 +50,26 @@ class Known:
 
     @property
     def may_part(self) -> bool:
-        """Whether other tokens may take another path, by the conditions.
+        """Return whether tokens may choose which path the code takes.
 
-        Weights and random numbers that code reads are the same in each run.
+        Weights and random draws do not count, because all runs share them.
         """
         reads = self.notes.reads.values()
         return bool(self.notes.routed) or any(code > FREE for code in reads)
 
 
 def draws(runs: Runs, case: Case) -> bool:
-    """Whether a run may draw other random numbers where it is followed."""
+    """Return whether a run with codes may draw other random numbers."""
     return case.training or runs.subject.noisy
 
 
 def other_program(
     runs: Runs, case: Case, time: int, scores: Tensor
 ) -> Open | None:
-    """Return what is open if a run gives other scores where it is followed.
+    """Return a reason if the scores differ in a run without codes.
 
-    A module of torch's takes other kernels where no mode sees it. In train
-    mode these may draw other random numbers.
+    In a plain run, torch's modules may choose other kernels. In train mode
+    these may draw other random numbers, so such runs are not compared.
     """
     if draws(runs, case):
         return None
@@ -76,16 +79,16 @@ def other_program(
     apart = _apart(case, plain, scores, everywhere)
     if not apart:
         return None
-    words = "the model computes other scores where it is not followed"
+    words = "the model computes different scores in a plain run"
     return Open(f"{case.name}: {words}, {apart}")
 
 
 def moves_unfollowed(
-    runs: Runs, case: Case, text: Text, before: Tensor, known: Known
+    runs: Runs, case: Case, text: Text, before: Tensor, so_far: SoFar
 ) -> Open | None:
-    """Return what is open if later tokens move a score in a plain run.
+    """Return a reason if later tokens change a score in a run without codes.
 
-    Numbers may be written where no mode sees it, at a single length.
+    The codes may miss a write to a tensor, perhaps only at one length.
     """
     run, subject = runs.of(case), runs.subject
     for order in runs.orders_of(case, text.tokens):
@@ -105,15 +108,15 @@ def moves_unfollowed(
         apart = _apart(case, scores, before, still)
         if on_any(bool(apart)):
             with subject.budget.overtime():
-                wrong = wrong_rule(runs, case, [text.time], known, {})
+                wrong = wrong_rule(runs, case, [text.time], so_far, {})
             where = apart or "on another rank"
-            words = "scores move where it is not followed"
+            words = "scores change in a plain run"
             return wrong or Open(f"{case.name}: {words}, {where}")
     return None
 
 
 def _apart(case: Case, scores: Tensor, before: Tensor, where: Tensor) -> str:
-    """Say how far scores are apart, "" where rounding may explain it."""
+    """Say how far two runs' scores differ; "" if only by rounding."""
     rows, time = scores.shape[:2]
     shown = case.shown(rows, time).to(scores.device)
     where = where.to(scores.device) & shown
@@ -123,59 +126,59 @@ def _apart(case: Case, scores: Tensor, before: Tensor, where: Tensor) -> str:
     share = SPREAD_OF_ANOTHER_PROGRAM
     if coarse:
         share = SPREAD_OF_ANOTHER_PROGRAM_IN_16_BITS
-    # NaN is for check_finite
+    # `not >` lets a NaN pass: check_finite reports it
     if not most > share * float(before[shown].std()):
         return ""
     return f"{most:.2g} apart at length {time}"
 
 
 def control_sizes(runs: Runs, lengths: list[int]) -> set[int]:
-    """Return a short length, and a longer one unless the model is heavy.
+    """Return lengths at which changed tokens test the rules.
 
-    There the rules are compared with changed tokens.
+    They are a short length and, unless the model is heavy, a longer length.
     """
     heavy, fit = runs.subject.heavy, runs.subject.lengths.fit
-    few = FEWER if heavy else CONTROL
+    few = HEAVY_CONTROL_TOKENS if heavy else CONTROL_TOKENS
     short = [t for t in lengths if few // 2 < t <= few]
-    long = [t for t in lengths if t <= LONG_CONTROL and not heavy]
+    long = [t for t in lengths if t <= LONG_CONTROL_TOKENS and not heavy]
     return {max(short, default=fit(few)), *sorted(long)[-1:]}
 
 
 def wrong_rule(
-    runs: Runs, case: Case, lengths: list[int], known: Known, steps: Steps
+    runs: Runs, case: Case, lengths: list[int], so_far: SoFar, steps: Steps
 ) -> Open | None:
-    """Change tokens one by one; return a wrong rule, or where paths differ.
+    """Change tokens; report a wrong rule, or code that branches on a token.
 
     Args:
         runs: the model.
-        case: how it runs.
-        lengths: at which it is proved.
-        known: what the runs so far have shown.
-        steps: those of runs that were followed already.
+        case: how the model runs.
+        lengths: lengths at which the case is proved.
+        so_far: what the runs so far have shown.
+        steps: the operations of runs that were already followed, by order and
+            length.
     """
     run, subject = runs.of(case), runs.subject
-    sizes = sorted(control_sizes(runs, lengths))
-    texts = [runs.text(case, size) for size in sizes]
-    turns = [(t, o) for t in texts for o in runs.orders_of(case, t.tokens)]
-    for text, order in turns:
-        found = control(
+    for size in sorted(control_sizes(runs, lengths)):
+        text = runs.text(case, size)
+        orders = runs.orders_of(case, text.tokens)
+        found = try_changed_tokens(
             run,
             text.tokens,
             text.targets,
             subject.vocab_size,
-            order,
-            known.routing,
+            orders,
+            so_far.routing,
             subject.seed,
-            steps.get((order, text.time)),
+            [steps.get((order, text.time)) for order in orders],
             runs.special,
         )
         if found.wrong is not None:
             name, place = found.wrong
-            words = f"numbers change that cannot by the rule of {name}"
+            words = f"numbers change against the rule of {name}"
             if name == OUTSIDE:
                 words = "numbers that no operation made depend on tokens"
             return Open(f"{place}: {words}", place)
-        if on_any(bool(found.parted and not known.may_part)):
+        if on_any(bool(found.parted and not so_far.may_part)):
             at = found.parted or "on another rank"
             return Open(f"{at}: other tokens take another path", found.parted)
     return None

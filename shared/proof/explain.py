@@ -1,32 +1,37 @@
-"""Say in words why a proof is open, and find the line that causes it."""
+"""Explain why a proof is open: which line may let a token through."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+
+from jaxtyping import Bool
+from torch import Tensor
 
 from ..running.errors import sentence
 from ..running.places import Place
+from ..running.ranks import current, union
 from ..running.ways import Case
 from .codes import LONGEST
-from .culprit import Tape, in_words
+from .culprit import Cut, Line, Tape, in_words
 from .engine import Found, Order, follow
 from .proof import Open, leaves_torch
 from .runs import Runs, Text
 
-CLEAR = (7, 5, 11)  # lengths that are seldom another size
-FOLLOWED = 130  # tokens of the longest text in which a way is followed
+CLEAR = (7, 5, 11)  # lengths that other axes of a tensor seldom have
+FOLLOWED = 130  # most tokens in a text that is searched for a culprit
 
 
 @dataclass(frozen=True)
 class Explained:
-    """The reasons why a case is open.
+    """The reasons why a case is not proved.
 
     Attributes:
-        open: a sentence for each thing.
-        culprit: the line that lets a token through, if known.
-        way: it between the lines before and after, in words.
-        in_chunks: whether it shows in chunks of a padded text.
-        at_length: whether it is about the length at which it was found.
-        position: whose score depends on a token that it must not see.
+        open: a sentence for each reason.
+        culprit: the line that lets a token through, if it is known.
+        way: the culprit with the lines before and after it, in words.
+        in_chunks: whether the leak arises in chunks of a padded text.
+        at_length: whether the reasons hold for this length of text only.
+        position: a position whose score depends on a forbidden token.
     """
 
     open: tuple[Open, ...]
@@ -45,15 +50,15 @@ def explain(
     found: Found,
     routing: bool,
 ) -> Explained:
-    """Say what a run showed to be open, and the way of a token through it.
+    """Return why a run left the proof open, and the path of a token.
 
     Args:
         runs: the model.
-        case: how it ran.
+        case: the case.
         time: the length of the text.
-        order: in which the run was followed.
-        found: what the run showed.
-        routing: whether routing counted as known.
+        order: the order in which the proof stayed open.
+        found: the result of the run.
+        routing: whether integers that route tokens counted as known.
     """
     left = found.notes.left.items()
     if left:
@@ -66,8 +71,8 @@ def explain(
     reaches = _reaches(case, order, found)
     try:
         way = _find_way(runs, case, time, order, routing)
-    except Exception as error:  # it adds to what is known
-        known.append(Open(f"the way is not known ({sentence(error)})"))
+    except Exception as error:  # a fault of the kit is one more reason
+        known.append(Open(f"the path is not known ({sentence(error)})"))
         way = _Way()
     words, culprit = in_words([*way.lines]), way.culprit
     text = f"{how} {reaches}"
@@ -82,7 +87,7 @@ def explain(
 
 
 def _not_understood(found: Found) -> Iterator[Open]:
-    """Yield masks that are too weak, and operations that have no rule."""
+    """Yield a reason for each mask that is too weak and each missing rule."""
     for place, number in found.notes.weak.items():
         text = f"{place} hides with {number:,.0f}, which scores can outweigh"
         yield Open(text, place)
@@ -91,7 +96,7 @@ def _not_understood(found: Found) -> Iterator[Open]:
 
 
 def _loss_depends(found: Found, how: str) -> Iterator[Open]:
-    """Yield the losses that depend on their target, or on a later one."""
+    """Yield a reason for each loss whose scores may depend on their target."""
     for place in found.notes.compared:
         text = "which token each row of its scores may see is not known"
         yield Open(f"{place}: {text} ({how})", place)
@@ -101,7 +106,7 @@ def _loss_depends(found: Found, how: str) -> Iterator[Open]:
 
 
 def _reaches(case: Case, order: Order, found: Found) -> str:
-    """Say which token, row or document reaches which score."""
+    """Say in words which token, row or document reaches which score."""
     row, position = found.open(case.shown(*found.reached.shape))[0]
     code = int(found.reached[row, position])
     if order.name != "positions":
@@ -121,15 +126,15 @@ def _reaches(case: Case, order: Order, found: Found) -> str:
 def _orders_at(
     runs: Runs, case: Case, text: Text, order: Order
 ) -> tuple[Order, ...]:
-    """Return the orders of a text in which something may be open."""
+    """Return the orders (engine.py) of a text that may show the leak."""
     if order.bounds is None:
         return (order,)
-    return runs.orders_of(case, text.tokens)  # they differ by the length
+    return runs.orders_of(case, text.tokens)  # these depend on the length
 
 
 @dataclass(frozen=True)
 class _Way:
-    """The way of a token: the culprit between the lines before and after."""
+    """The path of a token: the culprit, and the lines before and after it."""
 
     culprit: Place | None = None
     lines: tuple[Place, ...] = ()
@@ -139,7 +144,7 @@ class _Way:
 def _find_way(
     runs: Runs, case: Case, time: int, order: Order, routing: bool
 ) -> _Way:
-    """Find it at a length that is not another size, if it shows there."""
+    """Find a token's path, if possible at a length that no other axis has."""
     run, rows = runs.of(case), order.name == "rows"
     clear = [t for t in CLEAR if t != time and t in runs.lengths]
     for length in [*clear, time] if time <= FOLLOWED else ():
@@ -151,9 +156,28 @@ def _find_way(
                 follow(run, *given, other, routing, reverse)
         for each in _orders_at(runs, case, text, order):
             tape = Tape(each.allowed(*shape), rows, reverse)
-            found = follow(run, *given, each, routing, tape)
-            if found.open(case.shown(*shape)):
-                place, lines = tape.culprit()
-                unknown = next(iter(found.notes.unknown), None)
-                return _Way(unknown or place, tuple(lines), tape.in_chunks)
+            again = partial(follow, run, *given, each, routing)
+            found, shown = again(tape), case.shown(*shape)
+            late = found.open(shown)
+            if not late:
+                continue
+            closes = partial(_closes, again, shown, late[0])
+            if current() is None:
+                tape.blame(closes)
+            else:  # each rank must try to cut the same lines
+                cut = {line: closes(line) for line in union(tape.lines())}
+                tape.blame(cut.__getitem__)
+            place, lines = tape.culprit()
+            unknown = next(iter(found.notes.unknown), None)
+            return _Way(unknown or place, tuple(lines), tape.in_chunks)
     return _Way()
+
+
+def _closes(
+    again: Callable[[Cut], Found],
+    shown: Bool[Tensor, "batch time"],
+    late: list[int],
+    line: Line,
+) -> bool:
+    """Return whether cutting a line keeps the token from the score."""
+    return late not in again(Cut(line)).open(shown)

@@ -1,15 +1,15 @@
-"""Numbers that leave torch: in texts, lists, storages and scripts."""
+"""Note where tensor entries leave torch and lose their codes."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, _tensor_str
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -22,74 +22,129 @@ from .shadows import BY_SIZES, Shadows
 
 TEXTS = ("tolist", "__repr__", "__str__")
 LEAVES = ("numpy", "__array__", "__dlpack__", "data_ptr")
-# They call a function of Python's for each number.
+# Methods of tensors that call a given Python function for each entry.
 BY_PYTHON = ("apply_", "map_", "map2_")
-# A storage for which others than the kit ask: torch.save, pickle, ctypes.
+# Methods that return storages, for torch.save, pickle and ctypes.
 STORAGES = ("untyped_storage", "storage", "_typed_storage")
-# They read tensors in lists without an operation.
-FROM_LISTS = ("tensor", "as_tensor", "asarray", "new_tensor", "new")
+# A TorchFunctionMode does not see calls of these methods that a hook, a
+# callback or torch makes inside a torch function. So the kit wraps them.
+WRAPPED = ("tolist", *LEAVES, *BY_PYTHON, "_typed_storage", "new_tensor")
+# Functions that read tensors in a list without running an operation.
+FROM_LISTS = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
+FROM_LISTS |= {"sparse_coo_tensor", "sparse_compressed_tensor"}
+FROM_LISTS |= {f"sparse_{n}_tensor" for n in ("csr", "csc", "bsr", "bsc")}
+INDEXED = ("__getitem__", "__setitem__")
+LONG = 32  # torch reads a shorter list of tensors as a tuple of indices
 NUMBERS = ("__index__", "__int__", "__float__", "__complex__", "__bool__")
+WATCHED = {"__deepcopy__", *TEXTS, *LEAVES, *BY_PYTHON, *STORAGES}
+WATCHED |= {*FROM_LISTS, *INDEXED, *BY_SIZES, *NUMBERS, "one_hot"}
+# The runs that carry codes now. Wrapped methods report to the last one, which
+# is the innermost.
+FOLLOWED: list["_Leaving"] = []
 
 
 @contextmanager
-def followed(shadows: Shadows) -> Iterator[None]:
-    """Follow all operations inside."""
-    outer = flex_as_written(), _scripts_seen(shadows)
-    with outer[0], outer[1], _Leaving(shadows), shadows:
-        yield
+def codes_carried(shadows: Shadows) -> Iterator[None]:
+    """Let each operation in the `with` block carry dependency codes."""
+    leaving = _Leaving(shadows)
+    FOLLOWED.append(leaving)
+    try:
+        outer = flex_as_written(), _scripts_seen(), _methods_seen()
+        with outer[0], outer[1], outer[2], leaving, shadows:
+            yield
+    finally:
+        FOLLOWED.pop()
 
 
 class _Leaving(TorchFunctionMode):
-    """Notes tensors that are turned into numbers of Python's or NumPy's.
+    """Notes tensors whose entries become Python or NumPy numbers.
 
-    It also copies codes where copy.deepcopy copies a storage, which is not an
-    operation.
+    It also copies the codes when copy.deepcopy copies a storage, because no
+    operation runs that could carry them.
     """
 
     def __init__(self, shadows: Shadows):
         super().__init__()
         self.shadows = shadows
+        self.copies = False  # whether copy.deepcopy is copying a tensor now
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name not in WATCHED and "out" not in kwargs:
+            return func(*args, **kwargs)
         if name == "__deepcopy__" and is_plain(type(args[0])):
-            with _disable_current_modes():
-                made = func(*args)
-                self.shadows.copied(args[0], made)
-            return made
-        if name in TEXTS or name in LEAVES:
-            self._read(name, tensors_in(args[:1]), name in LEAVES)
-        elif name in STORAGES and not _is_ours(sys._getframe(1)):
-            self._read(name, tensors_in(args[:1]), True)
-        elif name in BY_PYTHON:
-            self._read(name, tensors_in(args), True)
-        elif name in FROM_LISTS:
+            return self._copy(func, *args)
+        # the kit itself calls these methods as well
+        also_ours = name in STORAGES or name in NUMBERS
+        if also_ours and _is_ours(sys._getframe(1)):
+            return func(*args, **kwargs)
+        if name in NUMBERS:
+            return self._number(func, name, args)
+        if name not in WATCHED:
+            return self._into(func, args, kwargs)
+        if name == "one_hot":
+            return self._one_hot(func, args, kwargs)
+        self.look(name, args, kwargs)
+        return func(*args, **kwargs)
+
+    def look(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """Note the tensors whose numbers a watched function reads."""
+        if name in FROM_LISTS:
             given = filter(_is_list, (*args, *kwargs.values()))
             self._read(name, [*_tensors_within(given)])
+        elif name in INDEXED:
+            self._read(name, [*_tensors_within(_lists_of(args[1]))])
         elif name in BY_SIZES:
             self._read(name, tensors_in((*args[1:], *kwargs.values())))
-        elif name in NUMBERS and not _is_ours(sys._getframe(1)):
-            return self._number(func, name, args)
-        elif "out" in kwargs:
-            return self._into(func, args, kwargs)
-        return func(*args, **kwargs)
+        else:
+            given = args if name in BY_PYTHON else args[:1]
+            self._read(name, tensors_in(given), name not in TEXTS)
+
+    def _copy(self, func: Any, tensor: Tensor, *memo: Any) -> Tensor:
+        """Return a deep copy of a tensor, with its dependency codes."""
+        before, self.copies = self.copies, True
+        try:
+            with _disable_current_modes():
+                made = func(tensor, *memo)
+                self.shadows.copied(tensor, made)
+        finally:
+            self.copies = before
+        return made
 
     def _read(self, name: str, tensors: list[Tensor], left: bool = False):
         with _disable_current_modes():
             self.shadows.read(name, tensors, left)
 
     def _number(self, func, name, args):
-        """Read a number, unless an operation is seen that reads it."""
+        """Record that Python reads a number, if no operation records it."""
         before = self.shadows.times_read
         number = func(*args)
         if self.shadows.times_read == before:
             self._read(name, tensors_in(args))
         return number
 
-    def _into(self, func, args, kwargs):
-        """Let `out` depend on everything if no operation is seen to write it.
+    def _one_hot(self, func, args, kwargs):
+        """Run one_hot, and note if it reads the ids.
 
-        A composite operation may return another tensor under a mode.
+        Given a number of classes, torch only checks the ids. This counts only
+        if it raises. Without that number, torch reads the largest id.
+        """
+        given = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+        self.shadows.checks = isinstance(given, int) and given > 0
+        try:
+            return func(*args, **kwargs)
+        except Exception:
+            self.shadows.checks = False
+            self._read("one_hot", tensors_in((*args, *kwargs.values())))
+            raise
+        finally:
+            self.shadows.checks = False
+
+    def _into(self, func, args, kwargs):
+        """Run a function; if no operation writes to `out`, assume the worst.
+
+        Under a torch mode, a composite operation may write to another tensor
+        instead. Then `out` counts as depending on every token.
         """
         outs = tensors_in((kwargs["out"],))
         state = self.shadows.storages.state
@@ -104,7 +159,7 @@ class _Leaving(TorchFunctionMode):
 
 
 def _is_list(value: Any) -> bool:
-    """Whether torch reads a value as a list: a deque is one as well."""
+    """Return whether torch reads a value like a list, for example a deque."""
     if isinstance(value, Tensor | str | bytes | dict | np.ndarray):
         return False
     return hasattr(value, "__len__") and hasattr(value, "__getitem__")
@@ -119,47 +174,106 @@ def _tensors_within(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors_within([*value])
 
 
+def _lists_of(index: Any) -> list[Any]:
+    """Return the lists in an index that torch will turn into tensors."""
+    if not _is_list(index):
+        return []
+    if not isinstance(index, tuple) and len(index) >= LONG:
+        return [index]
+    return [part for part in index if _is_list(part)]
+
+
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether the kit calls, maybe through a checker of types."""
+    """Return whether the caller is the kit, perhaps via a type checker."""
     while frame and of_a_type_checker(frame.f_code.co_filename):
         frame = frame.f_back
     name = frame.f_globals.get("__name__", "") if frame else ""
     return name.startswith(f"{KIT}.")
 
 
+# --- Methods that a torch function calls, unseen by a function mode ----------
+
+
+@cache
+def _noting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of tensors, wrapped so that it reports its calls."""
+
+    @wraps(method)
+    def run(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        leaving, frame = FOLLOWED[-1], sys._getframe(1)
+        if not (leaving.copies or _is_noted(frame) or _is_ours(frame)):
+            with torch._C.DisableTorchFunction():
+                leaving.look(name, (tensor, *args), kwargs)
+        return method(tensor, *args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def _methods_seen() -> Iterator[None]:
+    """Record all calls of the methods by which numbers leave torch."""
+    inherited = [name for name in WRAPPED if name not in vars(Tensor)]
+    methods = {name: getattr(Tensor, name) for name in WRAPPED}
+    text = _tensor_str._str
+    try:
+        for name, method in methods.items():
+            setattr(Tensor, name, _noting(name, method))
+        _tensor_str._str = _noting("__repr__", text)
+        yield
+    finally:
+        _tensor_str._str = text
+        for name, method in methods.items():
+            setattr(Tensor, name, method)
+        for name in inherited:
+            delattr(Tensor, name)
+
+
+def _is_noted(frame: FrameType) -> bool:
+    """Return whether the caller is a method that is already noted."""
+    code = frame.f_code
+    return (
+        code.co_filename == _tensor_str.__file__
+        or code is Tensor.__array__.__wrapped__.__code__  # type: ignore
+    )
+
+
 # --- Scripted code -----------------------------------------------------------
 
-# Each gives a number of a tensor by an operation that modes see ...
+# TorchScript nodes that read a tensor in a way that torch modes see.
 SEEN = {"Bool", "Int", "Float", "Complex", "item", "equal", "is_nonzero"}
 SEEN |= {"IntImplicit", "FloatImplicit", "ComplexImplicit", "ScalarImplicit"}
-# ... asks for what no number decides, or holds other nodes.
+# TorchScript nodes that read no tensor entries, or only contain other nodes.
 SHAPES = {"size", "dim", "len", "numel", "stride", "is_floating_point"}
 SHAPES |= {"is_complex", "is_contiguous", "__is__", "__isnot__", "device"}
 SHAPES |= {"dtype", "layout", "shape", "requires_grad", "isinstance"}
 HOLDERS = {"If", "Loop", "RaiseException", "PythonOp", "SetAttr", "Return"}
 
 
+@cache
+def _noting_script(kind: Any) -> Callable[..., Any]:
+    """Return `__call__` of scripted code, wrapped to report what it reads."""
+    call = kind.__call__
+
+    @wraps(call)
+    def run(scripted: Any, *args: Any, **kwargs: Any) -> Any:
+        if reader := unseen_reader(scripted):
+            with _disable_current_modes():
+                given = tree_leaves((args, kwargs))
+                FOLLOWED[-1].shadows.read(reader, tensors_in(given))
+        return call(scripted, *args, **kwargs)
+
+    return run
+
+
 @contextmanager
-def _scripts_seen(shadows: Shadows) -> Iterator[None]:
-    """Note each call of scripted code that reads numbers unseen by modes."""
-
-    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(call)
-        def run(scripted: Any, *args: Any, **kwargs: Any) -> Any:
-            if reader := unseen_reader(scripted):
-                with _disable_current_modes():
-                    given = tree_leaves((args, kwargs))
-                    shadows.read(reader, tensors_in(given))
-            return call(scripted, *args, **kwargs)
-
-        return run
-
+def _scripts_seen() -> Iterator[None]:
+    """Record calls of scripted code whose reads torch modes do not see."""
     kinds: tuple[Any, ...] = (torch.jit.ScriptFunction, torch.ScriptMethod)
     calls = [kind.__call__ for kind in kinds]
     try:
-        for kind, call in zip(kinds, calls, strict=True):
-            kind.__call__ = noting(call)
-        # its optimizer would fuse operations after a few calls
+        for kind in kinds:
+            kind.__call__ = _noting_script(kind)
+        # unoptimized, because torch modes do not see fused operations
         with torch.jit.optimized_execution(False):
             yield
     finally:
@@ -168,10 +282,10 @@ def _scripts_seen(shadows: Shadows) -> Iterator[None]:
 
 
 def unseen_reader(scripted: Any) -> str:
-    """Return what in scripted code reads numbers unseen by modes, or ""."""
+    """Return a node that reads a tensor unseen by torch modes, or ""."""
     try:
         nodes = [*_nodes(scripted.inlined_graph)]
-    except Exception:  # it does not show its graph
+    except Exception:  # scripted code without a graph
         return "a script"
     for node in nodes:
         kind = str(node.kind())

@@ -1,9 +1,9 @@
-"""A model that returns only a loss is followed to what that compares.
+"""Prove that a model that returns only a loss leaks nothing.
 
-A cross-entropy compares the scores of a position with its target. Where no row
-of scores depends on its target, nor on a token as late, the loss teaches
-nothing of the future, and its number may depend on all tokens. Any other way
-from the tokens to the loss keeps the proof open.
+A cross-entropy compares the scores of a position with the position's target.
+The loss depends on all tokens. But it leaks nothing if no row of scores
+depends on its target or on later tokens. If tokens also reach the loss by
+another path, the proof stays open.
 """
 
 import torch
@@ -18,13 +18,13 @@ CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward")
 
 
 class Compared:
-    """A tape that frees what sound cross-entropies return.
+    """A tape (called with each step) that clears the codes of sound losses.
 
     Args:
-        shadows: carries the codes, twice the position of a token; a target's
-            lies between those of the tokens before it and its own.
-        tokens, targets: that the model is given.
-        offset: from a token's code to that of the target next to it.
+        shadows: carries the codes. A token's code is twice its position. A
+            target's code is 1 less than that of the token it equals.
+        tokens, targets: the arguments of the model.
+        offset: a target's code minus that of the token at its position.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Compared:
         self.tokens, self.targets = tokens, targets
 
     def __call__(self, step: Step) -> None:
-        """Look at a step, as it is carried out."""
+        """Inspect a step as it runs."""
         if step.name not in CROSS_ENTROPY or step.call is None:
             return
         call = step.call
@@ -50,10 +50,10 @@ class Compared:
             self.shadows.mark(out, FREE)
 
     def _are_placed(self, targets: Tensor, codes: Tensor) -> bool:
-        """Whether targets are those of the positions that their codes name.
+        """Return whether each target equals the id that its code stands for.
 
-        A code is an upper bound, which would allow too much here. A negative
-        target is left out of the loss.
+        A code is only an upper bound, so the target might be an earlier token.
+        Negative targets are not checked, because the loss ignores them.
         """
         codes = codes.expand(targets.shape).long()
         given = codes % 2 == 1

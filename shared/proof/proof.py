@@ -1,4 +1,4 @@
-"""A proof: the runs that it covers, its assumptions, what is open."""
+"""State a proof: the runs that it covers, its assumptions, what is open."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,10 +17,21 @@ from ..running.ways import AUTOCAST, INFERENCE, TRAIN, Case
 from ..validation import dtype_name
 from .codes import FREE
 from .shadows import Notes
-from .sources import CLOCK, SYSTEM, TORCHS_SEED
+from .sources import (
+    ADDRESSES,
+    CLOCK,
+    SYSTEM,
+    TORCHS_SEED,
+    Results,
+    Source,
+)
 
 MODES = {False: "eval", True: "train"}
-HALF = 0.5  # of a mask's number: as long as scores stay below
+FINITE = (
+    "numbers are finite, and scores smaller than 2e+36, or than 3e+04 after "
+    "a mask in float16"
+)
+HALF = 0.5  # a mask hides scores smaller than this share of its value
 DECLARED = "no operation lets a token reach a score that {} forbids"
 CLAIMS = {
     "positions": "no operation lets a later token reach an earlier score",
@@ -34,15 +45,16 @@ DRAWN = {
     SYSTEM: "the system's random numbers",
     CLOCK: "readings of the clock",
     TORCHS_SEED: "branches on torch's seed",
+    ADDRESSES: "addresses and the numbers of processes and threads",
 }
-# The other ways that were followed, as a reader needs to know them.
+# Tests that recognise a case, with its name in the sentence of a proof.
 ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
     (lambda c: c.rows > 1, "with two rows"),
     (lambda c: c.visible is not None and not c.given, "with attention masks"),
     (lambda c: c.targets and not (c.given or c.losses), "with targets"),
     (
         lambda c: c.losses,
-        "in train mode by the loss alone that targets give",
+        "in train mode by the loss that targets give",
     ),
     (lambda c: c.grad and not c.training, "with gradients recorded"),
     (
@@ -63,13 +75,13 @@ ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
 
 @dataclass(frozen=True)
 class Open:
-    """One thing that keeps a proof open, and where it is."""
+    """A reason why a proof is open, and the line of code that causes it."""
 
     sentence: str
     place: Place | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a reader of JSON needs."""
+        """Return the reason as a dict, ready for JSON."""
         found: dict[str, Any] = {"sentence": self.sentence}
         if self.place:
             found |= {"file": self.place.path, "line": self.place.line}
@@ -78,46 +90,59 @@ class Open:
 
 
 def leaves_torch(place: Place, name: str = "") -> Open:
-    """Return what is open where numbers leave torch."""
+    """Return a reason for an open proof: numbers leave torch at a place."""
     how = " as sparse ones" if "sparse" in name else ""
     return Open(f"numbers leave torch at {place}{how}", place)
 
 
 @dataclass
 class Proof:
-    """A proof: what it covers, and what it rests on.
+    """A proof: the runs that it covers, its assumptions and open reasons.
+
+    `prove` in prover.py fills the fields: `_take` adds proved cases, and
+    `_take_open` adds the open case. `_prove_after` sets `worn`. `rest_on`
+    below adds to `forks`. `prove_positions` in claims.py may change `at`. If a
+    proof is open, its check uses these fields to find texts that show the
+    leak.
 
     Attributes:
-        holds: whether no token reaches a score that it must not reach, on
-            condition that `conditions` hold.
-        lengths: at which, in eval and train mode.
-        modes: ways of running; those after eval and train mode were tried
-            at some of the lengths.
-        assumptions: what it rests on, a sentence each.
-        open: what was not understood, or lets a token through.
+        holds: whether no token reaches a forbidden score, provided that the
+            `conditions` hold.
+        lengths: the lengths that are proved in eval and train mode.
+        modes: names of the proved cases. Only eval and train mode are proved
+            at all lengths.
+        assumptions: a sentence for each assumption.
+        open: the parts that were not understood, or that let a token through.
         culprit: the line that should have stopped such a token, if known.
-        way: it between the lines before and after, in words.
-        in_chunks: whether it shows in chunks of a padded text, where two
-            texts show only a line after it.
-        at: the way of running and the length that are open.
-        position: whose score a token reaches then, if known.
-        conditions: what a text may break, a sentence each.
-        order: "positions" or "rows".
-        sees: the name of the declaration of who may see whom; "": causal.
-        left_out: ways of running that the time did not allow.
-        given: arguments that were given, in words.
-        never_given: those that no way of running gives.
-        declared: those that the user says are never given.
-        states: of the model, from which it was followed: "as built", "after
-            8 calls in train mode".
-        cases: ways of running that were followed to the end.
-        main: those of them that each length is proved in.
-        program: "eager", and "compiled" where that was compared with it.
-        dtype: of the model as it is built.
-        device: on which it ran.
-        weights: whether it holds for any weights: a function shows none.
-        rows: numbers of rows of the batches that were followed.
-        worn: the model after calls, in the way of running that is open.
+        way: the culprit, with the lines before and after it, in words.
+        in_chunks: whether the leak is in the chunks of a padded text. If so,
+            two texts begin to differ only at a line after the culprit.
+        at: the case and the length that are open; None if the length does not
+            matter.
+        position: a position with a score that a token reaches, if known.
+        conditions: a sentence for each condition that some text may not meet.
+        order: what must be independent: "positions" or "rows".
+        sees: the name of the declaration of visibility; "" means causal.
+        left_out: cases for which time ran out.
+        given: the arguments that the cases give, in words.
+        never_given: arguments that no case gives.
+        without: other arguments that no case gives, such as caches and
+            embeddings.
+        scores: the path of the scores in the model's output, or the name of a
+            function that returns them; "" if the output is a tensor.
+        declared: arguments that the user declares as never given.
+        states: the states of the model at the start, such as "as built" or
+            "after 8 calls in train mode".
+        cases: cases that were followed to the end.
+        main: the cases in which each length is proved.
+        program: "eager", and "compiled" if the compiled model was compared.
+        dtype: dtype of the model as built.
+        device: device on which the model ran.
+        weights: whether the proof is for any weights. It is not if the model
+            is a function, because then its weights are not known.
+        rows: for each batch that was followed, how many rows it had.
+        worn: the model after some calls, if the open case runs after them.
+        forks: the lines where tokens choose the path of the code.
     """
 
     holds: bool = True
@@ -136,6 +161,8 @@ class Proof:
     left_out: list[str] = field(default_factory=list)
     given: list[str] = field(default_factory=list)
     never_given: list[str] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    scores: str = ""
     declared: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
@@ -146,25 +173,26 @@ class Proof:
     weights: bool = True
     rows: list[int] = field(default_factory=list)
     worn: Variant | None = None
+    forks: list[Place] = field(default_factory=list)
 
     @property
     def proved(self) -> bool:
-        """Whether it holds for all weights and texts, without a condition."""
+        """Return whether the proof holds for all weights and texts."""
         return self.holds and not self.conditions
 
     @property
     def conditional(self) -> bool:
-        """Whether it holds, but not for each text."""
+        """Return whether the proof holds, but only under a condition."""
         return self.holds and bool(self.conditions)
 
     @property
     def partial(self) -> bool:
-        """Whether the time did not allow some way of running."""
+        """Return whether time ran out before all cases were proved."""
         return bool(self.left_out)
 
     @property
     def complete(self) -> bool:
-        """Whether it is proved, and no case or argument is left out."""
+        """Return whether all is proved, for every case and argument."""
         return self.proved and not (self.partial or self.never_given)
 
     def __str__(self) -> str:
@@ -176,7 +204,11 @@ class Proof:
 
     @property
     def covers(self) -> dict[str, Any]:
-        """Return the runs that it is about, as plain data."""
+        """Return the covered runs as plain data.
+
+        In all runs the ids have one dtype and layout, and all parts of the
+        model are in one mode. "frozen" lists the frozen weights.
+        """
         cases = self.cases
         dtypes = [dtype_name(c.dtype) for c in cases if c.dtype is not None]
         return {
@@ -188,20 +220,29 @@ class Proof:
                 if case.how and case != TRAIN and not case.copy
                 if case.rows == 1 or case.crowd
             ],
+            "scores": self.scores,
+            "without": self.without,
             "lengths": self.lengths,
             "modes": modes_of(cases),
             "dtypes": [*dict.fromkeys(filter(None, [self.dtype, *dtypes]))],
             "device": self.device,
             "rows": sorted({*self.rows, *(c.rows for c in cases)}),
+            "ids": "int64, contiguous",
+            "parts": "all in one mode",
+            "frozen": [
+                words
+                for frozen, words in ((False, "as built"), (True, "all"))
+                if frozen in {c.frozen for c in cases} and self.weights
+            ],
         }
 
     def _rests_on(self) -> str:
-        grounds = ["numbers are finite", *self.conditions, *self.assumptions]
+        grounds = [FINITE, *self.conditions, *self.assumptions]
         return "; ".join(grounds)
 
     @property
     def sentence(self) -> str:
-        """Return what is proved, or what is open, in one paragraph."""
+        """Return the result as one paragraph."""
         text = ""
         if self.never_given:
             text = f"never given: {', '.join(self.never_given)}; "
@@ -229,22 +270,23 @@ class Proof:
         if also:
             text += f"; at some of them also {', '.join(also)}"
         if self.left_out:
-            text += f"; no time for {_few(self.left_out)}"
+            cases = "these cases" if self.left_out[1:] else "this case"
+            text += f"; no time for {cases}: {_few(self.left_out)}"
         if self.assumptions:
             text += f"; as long as {' and '.join(self.assumptions)}"
         return text
 
-    __repr__ = __str__  # in a notebook, and below `assert proof, proof`
+    __repr__ = __str__  # shown in notebooks and for a failed `assert proof`
 
     def _repr_html_(self) -> str:
         return as_html(str(self))
 
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the proof as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the proof as plain data."""
         names = "proved conditional conditions left_out given never_given "
         names += "lengths modes assumptions states rows covers"
         return {n: getattr(self, n) for n in names.split()} | {
@@ -255,12 +297,12 @@ class Proof:
         }
 
     def leave_open(self, *what: Open) -> None:
-        """Say what keeps the proof open."""
+        """Add a reason why the proof is open."""
         self.holds = False
         self.open += what
 
     def keep(self, name: str) -> None:
-        """Assume that a value which calls change, and no tensor, stays."""
+        """Assume that a value stays as it is, although calls change it."""
         self.assumptions.append(f"{name}, which calls change, stays as it is")
 
     def keep_unread(self, name: str, kind: str) -> None:
@@ -270,16 +312,16 @@ class Proof:
         )
 
     def keep_extra_state(self, name: str) -> None:
-        """Assume that the extra state of a module stays."""
+        """Assume that a module's extra state does not change."""
         self.assumptions.append(
             f"the extra state of {name or 'the model'}, which a checkpoint "
             f"sets, stays as it is"
         )
 
     def keep_saved(self, constants: list[tuple[str, Tensor]]) -> None:
-        """Rest on saved numbers, which hide later tokens: they stay.
+        """Assume that tensors that only a checkpoint sets keep their values.
 
-        Buffers are assumed to; of parameters it is a condition.
+        If one is a parameter, add a condition instead of an assumption.
         """
         names = [name for name, _ in constants]
         zero = not any(bool(value.any()) for _, value in constants)
@@ -288,20 +330,25 @@ class Proof:
         weights = any(isinstance(v, nn.Parameter) for _, v in constants)
         (self.conditions if weights else self.assumptions).append(text)
 
-    def depend_on_draws(self, name: str) -> None:
-        """Make the proof conditional on draws that torch does not make."""
-        what = DRAWN.get(name, f"the random numbers of {name}")
-        on = self.assumptions if name == CLOCK else self.conditions
+    def depend_on_draws(self, source: Source) -> None:
+        """Make the proof depend on numbers that do not come from torch."""
+        if isinstance(source, Results):
+            what = f"results of {source.function}()"
+        else:
+            what = DRAWN.get(source, f"the random numbers of {source}")
+        # two calls with equal seeds get different numbers from these sources
+        unlike = isinstance(source, Results) or source in (CLOCK, ADDRESSES)
+        on = self.assumptions if unlike else self.conditions
         on.append(f"{what} take the same path")
 
     def keep_catching(self, name: str) -> None:
-        """Assume that code which catches exceptions goes on as it did."""
+        """Assume that code continues as before if it catches an exception."""
         self.assumptions.append(
             f"{name}, which catches exceptions, takes the same path"
         )
 
     def rest_on(self, notes: Notes, is_module: bool) -> None:
-        """Say what the proof rests on."""
+        """Add the assumptions and conditions that the runs have noted."""
         say = self.assumptions.append
         for place, number in notes.masks.items():
             say(f"scores stay below {-number * HALF:.2g} in size ({place})")
@@ -312,12 +359,16 @@ class Proof:
             on(f"tokens are routed as in this text ({_few(notes.routed)})")
         if notes.padding:
             where = _few(notes.padding)
-            on(f"no token hides all that a position sees there ({where})")
+            on(
+                "no token, weight or random number hides all that a position "
+                f"sees, or shows what a mask hides, there ({where})"
+            )
         reads = [p for p in notes.reads if p not in notes.routed]
         tokens = [p for p in reads if notes.reads[p] > FREE]
         others = [p for p in reads if p not in tokens]
         if tokens:
             on(f"texts take the same path ({_few(tokens)})")
+            self.forks += tokens
         if others:
             say(
                 f"weights and random numbers take the same path "
@@ -329,12 +380,12 @@ class Proof:
 
 
 def modes_of(cases: Iterable[Case]) -> list[str]:
-    """Return the modes in which some cases run: eval, train."""
+    """Return the modes, "eval" or "train", in which these cases run."""
     return [MODES[mode] for mode in sorted({c.training for c in cases})]
 
 
 def covered_in_words(covers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a certificate covers, a clause each."""
+    """Yield the clauses that say what a certificate covers."""
     states = " and ".join(covers["states"])
     programs = " and the ".join(covers["program"])
     yield f"the {programs} program" + f" {states}" * bool(states)
@@ -342,11 +393,18 @@ def covered_in_words(covers: Mapping[str, Any]) -> Iterator[str]:
     yield f"{lengths_in_words(covers['lengths'])} in {modes} mode"
     if covers["calls"]:
         yield f"at a few lengths {', '.join(covers['calls'])}"
+    if covers["scores"]:
+        yield f"the scores {covers['scores']} of an answer"
+    if covers["without"]:
+        yield f"calls without {', '.join(covers['without'])}"
     first, *others = covers["dtypes"] or ["the model's own dtype"]
     also = f", at a few lengths {', '.join(others)}" if others else ""
     yield f"{first}{also}, on {covers['device']}"
     rows = ", ".join(map(str, covers["rows"]))
     yield f"batches of {rows} row{'s' * (rows != '1')}"
+    yield f"ids {covers['ids']}; parts {covers['parts']}"
+    if covers["frozen"]:
+        yield f"weights frozen {' or '.join(covers['frozen'])}"
 
 
 def _few(what: Iterable[Place | str], most: int = 3) -> str:

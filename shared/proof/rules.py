@@ -1,7 +1,9 @@
-"""Rules for the codes of operations, by families; formulas of fused kernels.
+"""Rules for the dependency codes of results; formulas of fused kernels.
 
-An operation without a rule here is taken apart as torch's own table says, or
-depends on everything that it is given.
+If an operation has no rule here, torch's own table decomposes it, or its
+result depends on all of its arguments. The decorator `rule` and its arguments
+are in call.py. tests/proof/test_rules_on_samples.py tests each new rule
+without further work.
 """
 
 import math
@@ -21,6 +23,7 @@ from .codes import (
     STRONG,
     as_hidden,
     as_lowered,
+    bounds_of,
     full,
     is_hidden,
     is_lowered,
@@ -30,60 +33,112 @@ from .codes import (
     plain,
     thin,
     united,
-    where_known,
 )
 
 # --- Pointwise ---------------------------------------------------------------
 
-LOGARITHMS = ("log", "log2", "log10", "log1p")  # of 0
+SCALED = 1 / 64  # scores are divided by the root of a width up to 4096
+LARGER = ("maximum", "fmax", "clamp", "clamp_min")
+# functions that are infinite at some finite number, as a logarithm is at 0
+POLES = (
+    "log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit",
+    "atanh", "erfinv", "lgamma", "special_entr", "special_ndtri",
+)  # fmt: skip
 
 
 def pointwise(call: Call) -> Tensor:
-    """Depend on all operands."""
+    """Let the result depend on all operands."""
     codes = united(*(call.plain(name) for name in call.tensors))
     if torch.Tag.nondeterministic_seeded in call.func.tags:
         codes = codes.clamp(min=FREE)
-    if call.name in LOGARITHMS:
-        return as_lowered(codes, codes > FREE)
+    if call.name in POLES:
+        return as_lowered(codes, codes > KNOWN)
     return _lowered(call, codes)
 
 
 def _lowered(call: Call, codes: Tensor) -> Tensor:
-    """Mark what a token may have made low: with a low operand.
+    """Mark results as LOWERED if an operand is, or may be, very low.
 
-    A sum with minus infinity is that for sure.
+    Sums with minus infinity are not marked: they are always minus infinity.
     """
-    if not call.special or not call.out.is_floating_point():
+    if not call.special or call.out.dtype == torch.bool:
         return codes
-    names = [n for n in ("self", "other") if n in call.args]
-    low = [call.low(n) for n in {*names, *call.tensors}]
+    low = [_may_lower(call, name) for name in call.terms]
     where = reduce(torch.logical_or, low)
     if not bool(where.any()):
         return codes
-    if call.name == "add":
-        sure = call.infinite("self") | call.infinite("other")
+    if call.name in ("add", "sub"):
+        sure = call.infinite("self")
+        if call.name == "add" and call.get("alpha", default=1) == 1:
+            sure = sure | call.infinite("other")
         where = where & ~sure
     return as_lowered(codes, where)
 
 
+def _may_lower(call: Call, name: str) -> Tensor:
+    """Return the places where an operand may make the result very low."""
+    low = call.low(name)
+    if call.name in LARGER and bool(low.any()):
+        below = call.where(name, call.codes(name), lambda v: v < 0)
+        # an upper bound lowers only below 0, a lower bound only from 0 on
+        return low & (below if name == "max" else ~below)
+    return low
+
+
 @rule("add sub minimum fmin", placed=True)
 def total(call: Call) -> Tensor:
-    """A sum with minus infinity is minus infinity: that hides the rest."""
+    """Hide a sum or minimum if one operand counts as minus infinity."""
     a, b = "self", "other"
     codes = united(call.plain(a), call.plain(b))
-    if not call.special or not call.out.is_floating_point():
+    if not call.special:
         return codes
+    if not call.out.is_floating_point():
+        return _lowered(call, codes)
     hidden = call.hidden(a)
-    if call.name != "sub" and call.get("alpha", default=1) == 1:
-        hidden = hidden | call.hidden(b)
+    if call.get("alpha", default=1) != 1:  # only -infinity surely stays low
+        hidden = hidden & call.infinite(a)
+    elif call.name == "sub":
+        hidden = _not_raised(call, hidden, a, b, sign=-1)
+        # minus plus infinity
+        hidden = hidden | call.zeros(b, math.inf)
+    else:
+        second = call.hidden(b)
+        if call.name == "add":
+            hidden = _not_raised(call, hidden, a, b)
+            second = _not_raised(call, second, b, a)
+        hidden = hidden | second
     return as_hidden(_lowered(call, codes), hidden)
+
+
+def _not_raised(
+    call: Call, hidden: Tensor, name: str, by: str, sign: int = 1
+) -> Tensor:
+    """Return the hidden numbers of a sum that the other operand leaves low.
+
+    If the other operand may be as large, a note says that no token or weight
+    may make it so.
+    """
+    if not bool(hidden.any()):
+        return hidden
+    finite = hidden & ~call.infinite(name)
+    other = call.codes(by)
+    if not bool((finite & call.low(by)).any()):
+        return hidden
+    raised = finite & call.where(by, other, lambda v: v * sign >= -STRONG)
+    if bool(raised.any()):
+        least = max(STRONG, lowest(call.out.dtype))
+        hidden = still_hidden(call, hidden, least, raised)
+    lowered = is_lowered(other) | (is_hidden(other) & (sign < 0))
+    if bool((finite & lowered).any()):
+        call.note("padding", 0)
+    return hidden
 
 
 @rule("maximum fmax clamp clamp_min nan_to_num", placed=True)
 def at_least(call: Call) -> Tensor:
-    """Hidden numbers stay hidden unless they are raised."""
+    """Keep hidden numbers hidden, unless the operation raises them too far."""
     codes = united(*(call.plain(name) for name in call.tensors))
-    if not call.out.is_floating_point():
+    if not call.special or not call.out.is_floating_point():
         return codes
     hidden = call.hidden("self")
     for name in ("other", "min"):
@@ -92,12 +147,34 @@ def at_least(call: Call) -> Tensor:
     codes = _lowered(call, codes)
     if not bool(hidden.any()):
         return codes
-    still = call.out <= max(STRONG, lowest(call.out.dtype))
-    return as_hidden(codes, hidden & united_all(still, hidden))
+    raised = call.result() > call.value("self")
+    least = max(STRONG, lowest(call.out.dtype))
+    still = still_hidden(call, hidden, least, raised)
+    for name in ("other", "min"):  # a known number may replace a hidden one
+        if call.get(name) is not None and not bool(still.any()):
+            known = hidden & (call.codes(name) == KNOWN)
+            codes = codes.masked_fill(known & united_all(raised, known), KNOWN)
+    return as_hidden(codes, still)
+
+
+def still_hidden(
+    call: Call, hidden: Tensor, least: float, changed: Tensor | bool = True
+) -> Tensor:
+    """Return which hidden numbers are still low enough to be hidden.
+
+    If a changed number is not its dtype's lowest, note the assumption that
+    scores stay below it in size.
+    """
+    result = call.result()
+    still = hidden & united_all(result <= least, hidden)
+    above = still & (result > lowest(result.dtype)) & changed
+    if bool(above.any()):
+        call.note("masks", float(result.masked_fill(~above, -math.inf).max()))
+    return still
 
 
 def united_all(true: Tensor, like: Tensor) -> Tensor:
-    """Return whether all numbers that share a code are true."""
+    """Return whether `true` holds for all numbers that share a code."""
     for axis in range(true.dim()):
         if axis < like.dim() and like.size(axis) == 1 < true.size(axis):
             true = true.all(axis, True)
@@ -106,9 +183,9 @@ def united_all(true: Tensor, like: Tensor) -> Tensor:
 
 @rule("mul div bitwise_and logical_and __and__", placed=True)
 def product(call: Call) -> Tensor:
-    """A known 0 makes a known 0; a known positive factor keeps minus infinity.
+    """Let a known 0 give a known 0; let a positive factor keep -infinity.
 
-    False is 0.
+    A known False counts as a 0.
     """
     codes = united(call.plain("self"), call.plain("other"))
     if not call.special:
@@ -119,20 +196,29 @@ def product(call: Call) -> Tensor:
     if call.name != "div":
         zeros = call.zeros("other")
         shut = call.name == "mul" and bool(zero.all() or zeros.all())
-        if shut and bool((codes > 0).any()):  # of more than a first token
-            call.note("zeros", 0.0)  # no mask, but a gate
+        some = shut and bool((plain(codes) > 0).any())
+        if some:  # some numbers that depend on tokens are multiplied by 0
+            # the factor may be a gate, so the proof assumes that it stays 0
+            call.note("zeros", 0.0)
         zero = zero | zeros
-    if call.hides and bool(is_hidden(a).any() | is_hidden(b).any()):
+    hides = call.hides and call.out.is_floating_point()
+    if hides and bool(is_hidden(a).any() | is_hidden(b).any()):
         pairs = [("self", "other"), ("other", "self")]
         for one, other in pairs[: 1 if call.name == "div" else 2]:
             if call.known(other) and bool((call.value(other) > 0).all()):
-                codes = as_hidden(codes, is_hidden(call.codes(one)))
+                hidden = is_hidden(call.codes(one))
+                finite = hidden & ~call.infinite(one)
+                if bool(finite.any()):
+                    least = max(STRONG, lowest(call.out.dtype)) * SCALED
+                    still = still_hidden(call, finite, least)
+                    hidden = still | (hidden & ~finite)
+                codes = as_hidden(codes, hidden)
     return codes.masked_fill(zero, KNOWN)
 
 
 @rule("bitwise_or logical_or __or__")
 def either(call: Call) -> Tensor:
-    """A known True makes a known True."""
+    """Let a known True make the result a known True."""
     codes = united(call.plain("self"), call.plain("other"))
     if call.out.dtype != torch.bool:
         return codes
@@ -142,14 +228,14 @@ def either(call: Call) -> Tensor:
 
 @rule("where masked_fill", placed=True)
 def choice(call: Call) -> Tensor:
-    """A known condition selects; else all three count."""
+    """Select by a known condition; otherwise depend on all arguments."""
     condition, yes, no = "condition", "self", "other"
     if call.name == "masked_fill":
         condition, yes, no = "mask", "value", "self"
     of_condition = call.codes(condition)
     a, b = call.codes(yes), call.codes(no)
     both = united(of_condition, plain(a), plain(b))
-    if call.out.is_floating_point() and int(of_condition.max()) > KNOWN:
+    if call.out.dtype != torch.bool and int(of_condition.max()) > KNOWN:
         sure = call.infinite(yes) & call.infinite(no)
         both = as_lowered(both, (call.low(yes) | call.low(no)) & ~sure)
         both = as_hidden(both, call.hidden(yes) & call.hidden(no))
@@ -161,23 +247,27 @@ def choice(call: Call) -> Tensor:
 
 @rule("exp exp2 sigmoid relu softplus", placed=True)
 def vanishing(call: Call) -> Tensor:
-    """Hidden numbers become a 0, which is known."""
+    """Turn hidden numbers into a known 0."""
     codes = call.codes("self")
-    hidden = is_hidden(codes)
-    if not bool(hidden.any()):
+    hidden = is_hidden(codes) if call.hides else None
+    if hidden is None or not bool(hidden.any()):
         return plain(codes)
-    zero = united_all(call.out == 0, codes)
+    zero = united_all(call.result() == 0, codes)
     return torch.where(hidden & zero, KNOWN, plain(codes))
 
 
 rule("neg tanh abs pow rsub eq ne lt le gt ge complex polar", placed=True)(
     pointwise
 )
+rule(
+    "fake_quantize_per_tensor_affine_cachemask "
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
+)(pointwise)
 
 
 @rule("native_dropout")
 def dropout(call: Call) -> Tensor:
-    """Random zeros, where no zero is known."""
+    """Treat results as random, because dropout's zeros are not known."""
     zero = call.zeros("input")
     return call.plain("input").clamp(min=FREE).masked_fill(zero, KNOWN)
 
@@ -187,9 +277,9 @@ def dropout(call: Call) -> Tensor:
 
 @rule("clone _to_copy _conj_physical detach_copy", placed=True)
 def same(call: Call) -> Tensor:
-    """Keep the codes, and what is hidden hidden.
+    """Keep the dependency codes; hidden numbers stay hidden.
 
-    A wider dtype does not show that a number was the lowest of a narrow one.
+    The lowest number of a narrow dtype stays hidden in a wider dtype.
     """
     codes, given = call.codes("self"), call["self"]
     if call.name != "_to_copy" or not (
@@ -199,21 +289,20 @@ def same(call: Call) -> Tensor:
     before, now = lowest(given.dtype), lowest(call.out.dtype)
     if now >= before or not bool((codes == KNOWN).any()):
         return codes
-    values = call.value("self")
-    low = where_known(codes, (values <= before) & values.isfinite())
+    low = call.where("self", codes, lambda v: (v <= before) & v.isfinite())
     return torch.where(low, FREE + HIDDEN, codes)
 
 
 @rule("copy _copy_from fill", placed=True, overwrites=True)
 def copied(call: Call) -> Tensor:
-    """Take the codes of the source."""
+    """Return the dependency codes of the tensor or number that is copied."""
     codes = call.codes("value" if call.name == "fill" else "src")
     return lined_up(codes, call.out.dim())
 
 
 @rule("cat", placed=True)
 def joined(call: Call) -> Tensor:
-    """Join along an axis; along others, one code serves if in all it does."""
+    """Join codes along an axis; keep other axes at size 1 if possible."""
     axis = call["dim"] % call.out.dim()
     parts = []
     for tensor in call["tensors"]:
@@ -228,7 +317,7 @@ def joined(call: Call) -> Tensor:
 
 @rule("constant_pad_nd", placed=True)
 def padded(call: Call) -> Tensor:
-    """Pad with a known number."""
+    """Pad with known numbers."""
     codes, pad = call.codes("self"), call["pad"]
     kept = codes.dim() - len(pad) // 2
     codes = codes.expand(*codes.shape[:kept], *call["self"].shape[kept:])
@@ -241,7 +330,7 @@ def padded(call: Call) -> Tensor:
     placed=True,
 )
 def moved(call: Call) -> Tensor | list[Tensor] | None:
-    """Do the same to the codes."""
+    """Apply the operation itself to the codes: it only moves numbers."""
     args, kwargs = call.positional
     if "out" in kwargs:
         return None
@@ -260,14 +349,14 @@ def moved(call: Call) -> Tensor | list[Tensor] | None:
     overwrites=True,
 )
 def made(call: Call) -> Tensor:
-    """Computed from nothing, or at random any number."""
+    """Return codes of a new tensor; random numbers can have any value."""
     random = torch.Tag.nondeterministic_seeded in call.func.tags
     return full(FREE if random else KNOWN, call.out.dim(), call.device)
 
 
 @rule("bernoulli multinomial")
 def drawn(call: Call) -> Tensor:
-    """Drawn by the probabilities in a tensor, if that is what it holds."""
+    """Let draws depend on a tensor if it holds their probabilities."""
     overwritten = call.func._schema.is_mutable and "out" not in call.args
     named = [n for n in call.tensors if not (overwritten and n == "self")]
     if overwritten:
@@ -282,12 +371,12 @@ def drawn(call: Call) -> Tensor:
 # --- Indexing ----------------------------------------------------------------
 
 ROUTING = ("sort", "topk", "argmax", "max")
-Ids = list[Tensor | None]  # of each axis, as x[i, :, j] has them
+Ids = list[Tensor | None]  # ids of each axis, or None, as in x[i, :, j]
 MASKS = (torch.bool, torch.uint8)
 
 
 def _each_axis(call: Call, given: Ids) -> tuple[Ids, Ids]:
-    """Return the index of each axis, and its codes; of a mask one for all."""
+    """Return ids and codes for each axis; all axes of a mask share a code."""
     ids: Ids = []
     of: Ids = []
     for one in given:
@@ -302,7 +391,7 @@ def _each_axis(call: Call, given: Ids) -> tuple[Ids, Ids]:
 
 
 def _grid(ids: Tensor, axis: int, codes: Tensor) -> tuple[Ids, Ids]:
-    """Return the same for ids along one axis, as gather takes them."""
+    """Return ids and codes of all axes, given ids of one, as in gather."""
     dims = ids.dim()
     each: Ids = [
         torch.arange(n, device=ids.device).view(-1, *(1,) * (dims - 1 - d))
@@ -321,7 +410,7 @@ def _unknown(of: Ids) -> list[int]:
 
 
 def _laid(of: Ids, dims: int) -> Tensor:
-    """Return the largest code of the ids, as they lie in the result."""
+    """Return the largest code of the ids, in the shape of the result."""
     axes = [d for d, codes in enumerate(of) if codes is not None]
     side_by_side = axes[-1] - axes[0] == len(axes) - 1
     behind = dims - (axes[-1] + 1 if side_by_side else len(axes))
@@ -330,10 +419,14 @@ def _laid(of: Ids, dims: int) -> Tensor:
 
 
 def _read(codes: Tensor, shape: torch.Size, ids: Ids, of: Ids) -> Tensor:
-    """Read by known ids what they choose; by others all along their axes."""
+    """Index codes by known ids; take the largest along axes of unknown ids."""
     unknown = _unknown(of)
     if unknown:
         codes = over(plain(codes), unknown)
+    if codes.numel() == 1:  # all numbers share one code, so ids do not matter
+        codes = codes.reshape(())
+        most = _laid(of, len(shape)) if unknown else codes
+        return torch.maximum(codes, most)
     indexed = [d for d, one in enumerate(ids) if one is not None]
     sizes = [n if d in indexed else -1 for d, n in enumerate(shape)]
     found = torch.ops.aten.index(codes.expand(sizes), ids)
@@ -348,7 +441,7 @@ def _write(
     source: Tensor,
     adds: bool,
 ) -> Tensor:
-    """Write by known ids where they say; by others all along their axes."""
+    """Write codes at known ids; at every place along axes of unknown ids."""
     unknown, index_put = _unknown(of), torch.ops.aten.index_put
     sizes = [1 if d in unknown else n for d, n in enumerate(shape)]
     count = math.prod(sizes)
@@ -363,9 +456,11 @@ def _write(
     else:
         nothing = full(KNOWN, 0, codes.device)
         codes = index_put(codes.expand(shape), ids, nothing)
-        if bool(is_hidden(source).any() | is_hidden(codes).any()):
+        hides = bool(is_hidden(source).any() | is_hidden(codes).any())
+        # with two values for a place, the order of memory decides
+        if hides and places.numel() == places.unique().numel():
             return index_put(codes, ids, source.expand(places.shape))
-    source = torch.maximum(source, _laid(of, len(shape)))
+    source = torch.maximum(plain(source), _laid(of, len(shape)))
     written = codes.new_full((count,), KNOWN).scatter_reduce(
         0, places.flatten(), source.expand(places.shape).flatten(), "amax"
     )
@@ -374,7 +469,7 @@ def _write(
 
 @rule("embedding index_select gather")
 def selected(call: Call) -> Tensor:
-    """Select along an axis."""
+    """Select along an axis, as the operation does."""
     name, axis, ids = "self", call.get("dim", default=0), call.get("index")
     if call.name == "embedding":
         name, ids = "weight", call["indices"]
@@ -390,10 +485,9 @@ def selected(call: Call) -> Tensor:
 
 
 def _is_routed(call: Call, ids: list[Tensor | None]) -> bool:
-    """Whether one mask says which rows an expert gets, and gives back.
+    """Return whether a mask selects the rows that are routed to an expert.
 
-    The proof then notes that rows are routed as in this text; each keeps its
-    own codes.
+    If so, note the condition that rows are routed as in this text.
     """
     mask, *more = ids
     rows = "values" not in call.args or call["values"].numel() > 1
@@ -404,7 +498,7 @@ def _is_routed(call: Call, ids: list[Tensor | None]) -> bool:
 
 
 def _of_mask(call: Call, x: Tensor, mask: Tensor) -> Tensor:
-    """Return the codes of a mask over the first axes, for each number."""
+    """Return a mask's codes in the shape of x; masks cover the first axes."""
     codes = plain(call.of(mask))
     codes = codes[(..., *(None,) * (x.dim() - mask.dim()))]
     return codes.expand(x.shape)
@@ -412,7 +506,7 @@ def _of_mask(call: Call, x: Tensor, mask: Tensor) -> Tensor:
 
 @rule("index _unsafe_index")
 def indexed(call: Call) -> Tensor:
-    """Read by ids, as x[i, :, j] does."""
+    """Read by ids, as in x[i, :, j]."""
     x, given = call["self"], call["indices"]
     ids, of = _each_axis(call, given)
     if _unknown(of) and _is_routed(call, given):
@@ -423,7 +517,7 @@ def indexed(call: Call) -> Tensor:
 
 @rule("index_put _unsafe_index_put _index_put_impl")
 def put(call: Call) -> Tensor:
-    """Write by ids, as x[i, :, j] = y does."""
+    """Write by ids, as in x[i, :, j] = y."""
     x, given = call["self"], call["indices"]
     ids, of = _each_axis(call, given)
     codes, source = call.codes("self"), call.codes("values")
@@ -436,7 +530,7 @@ def put(call: Call) -> Tensor:
     if _unknown(of) and any(i is not None and i.dtype in MASKS for i in given):
         if len(given) > 1 or call["values"].numel() > 1:
             return call.everything()
-        mask = _of_mask(call, x, given[0])  # as masked_fill does
+        mask = _of_mask(call, x, given[0])  # the rule of masked_fill
         return united(plain(codes), plain(source).amax(), mask)
     return _write(codes, x.shape, ids, of, source, adds)
 
@@ -446,7 +540,7 @@ def put(call: Call) -> Tensor:
     "index_reduce"
 )
 def scattered(call: Call) -> Tensor:
-    """Write along one axis."""
+    """Write at ids along one axis, as scatter does."""
     x, axis, ids = call["self"], call["dim"], call["index"]
     name = next(n for n in ("src", "source", "value") if n in call.args)
     codes, of, source = (
@@ -475,7 +569,7 @@ def scattered(call: Call) -> Tensor:
     "nonzero_static put take unique_consecutive unique_dim _unique _unique2"
 )
 def all_of_it(call: Call) -> Tensor:
-    """Everything counts, but where a known mask keeps a number."""
+    """Let results depend on all arguments, unless a mask keeps a number."""
     most = call.everything()
     if call.name == "masked_scatter" and call.known("mask"):
         return torch.where(call["mask"], most, call.codes("self"))
@@ -484,7 +578,7 @@ def all_of_it(call: Call) -> Tensor:
 
 @rule("isin bucketize searchsorted")
 def looked_up(call: Call) -> Tensor:
-    """Depend on the number itself, where it is looked up in known ones."""
+    """Let a number looked up in a known table depend only on its index."""
     number = "elements" if call.name == "isin" else "self"
     others = [name for name in call.tensors if name != number]
     if number in call.tensors and all(map(call.known, others)):
@@ -493,16 +587,17 @@ def looked_up(call: Call) -> Tensor:
 
 
 def integers_of_routing(call: Call) -> list[bool]:
-    """Return which results say where a token goes, by what it is itself.
+    """Return which results are integers that depend on a single token.
 
-    An id that is chosen across tokens is none: the future may have a say.
+    By such integers a token chooses its route, for example to an expert. Ids
+    from comparing tokens do not count, because later tokens may set them.
     """
     integers = [
         not (o.is_floating_point() or o.is_complex() or o.dtype == torch.bool)
         for o in call.outs
     ]
     axis, own = call.get("dim"), False
-    if call.name == "index":  # the token's own row of a table of ids
+    if call.name == "index":  # a token's entry in a known table of integers
         own = call.known("self") and not call["self"].is_floating_point()
     elif call.name in ROUTING and isinstance(axis, int):
         codes = call.plain("self")
@@ -513,12 +608,11 @@ def integers_of_routing(call: Call) -> list[bool]:
 
 # --- Mixing: reductions, products, softmax -----------------------------------
 
-LARGEST = ("amax", "max", "argmax", "logsumexp")
-AT_ONCE = 1 << 26  # codes of a product of three axes
+AT_ONCE = 1 << 26  # most codes in memory for one part of a matrix product
 
 
 def _axes(call: Call) -> list[int]:
-    """Return the axes an operation reduces: all where none is given."""
+    """Return the axes that an operation reduces, by default all."""
     given, dims = call.get("dim"), call["self"].dim()
     if given is None or given == []:
         return list(range(dims))
@@ -528,16 +622,38 @@ def _axes(call: Call) -> list[int]:
 
 @rule(
     "sum mean prod nansum any all var std var_mean std_mean "
-    "linalg_vector_norm norm count_nonzero amax max amin min aminmax argmax "
-    "argmin logsumexp sort topk kthvalue median nanmedian mode _fft_r2c "
-    "_fft_c2c _fft_c2r"
+    "linalg_vector_norm norm count_nonzero amin min aminmax argmin sort topk "
+    "kthvalue median nanmedian mode _fft_r2c _fft_c2c _fft_c2r"
 )
 def reduced(call: Call) -> Tensor:
-    """Depend on all along the axes, but what is hidden from a largest."""
+    """Return the largest dependency codes along the reduced axes."""
+    axes = _axes(call)
+    return _without(call, over(call.plain("self"), axes), axes)
+
+
+@rule("amax max argmax logsumexp", placed=True)
+def largest(call: Call) -> list[Tensor]:
+    """Return the largest codes of numbers that no mask hides.
+
+    A result may be lowered if all numbers along the axes may be.
+    """
     axes, codes = _axes(call), call.codes("self")
-    if call.name in LARGEST and call["self"].is_floating_point():
-        codes = visible(call, codes, call.hidden("self"), axes)
+    low = None
+    if call.special and call["self"].is_floating_point():
+        hidden = call.hidden("self")
+        low = hidden | call.low("self")
+        for axis in axes:
+            low = low.all(axis, keepdim=True)
+        codes = visible(call, codes, hidden, axes)
     codes = over(plain(codes), axes)
+    found = [codes] * len(call.outs)
+    if low is not None:
+        found[0] = as_lowered(codes, low)
+    return [_without(call, each, axes) for each in found]
+
+
+def _without(call: Call, codes: Tensor, axes: list[int]) -> Tensor:
+    """Drop the reduced axes from codes, if the result lacks them."""
     if call.out.dim() == codes.dim():
         return codes
     return codes.reshape(
@@ -548,9 +664,10 @@ def reduced(call: Call) -> Tensor:
 def visible(
     call: Call, codes: Tensor, hidden: Tensor, axes: list[int]
 ) -> Tensor:
-    """Leave out what is hidden, unless all along the axes is.
+    """Ignore hidden numbers, unless all numbers along the axes are hidden.
 
-    Where a token may lower all that is not, a finite number hides nothing.
+    If all visible numbers may be lowered, a finite mask may hide nothing. Then
+    note the condition that some number stays above the mask.
     """
     if not bool(hidden.any()):
         return plain(codes)
@@ -568,10 +685,10 @@ def visible(
 def none_above(
     call: Call, hidden: Tensor, finite: Tensor, axes: list[int]
 ) -> Tensor:
-    """Return where a hidden number has none above it along the axes.
+    """Return where no number along the axes is larger than a hidden one.
 
-    A finite one hides only next to a number that is larger in this run: a
-    token's own number may be the lowest of its dtype.
+    There a finite mask hides nothing, because all visible numbers may be the
+    lowest of their dtype.
     """
     if bool(finite.any()):
         values = call.value("self")
@@ -587,7 +704,7 @@ def none_above(
 
 @rule("cumsum cumprod cummax cummin logcumsumexp _cummax_helper _logcumsumexp")
 def running(call: Call) -> Tensor:
-    """Depend on all earlier numbers along the axis."""
+    """Let each result depend on the numbers up to its place along the axis."""
     x, axis = call["self"], call["dim"]
     return scan(call.plain("self"), axis, x.size(axis) if x.dim() else 0)
 
@@ -595,7 +712,7 @@ def running(call: Call) -> Tensor:
 def scan(
     codes: Tensor, axis: int, size: int, backwards: bool = False
 ) -> Tensor:
-    """Return the largest code up to each place along an axis."""
+    """Return the largest dependency code up to each place on an axis."""
     if size == 0 or codes.size(axis) != size:
         return codes
     codes = codes.flip(axis) if backwards else codes
@@ -627,39 +744,51 @@ def multiply(a: Tensor, b: Tensor, za: Tensor, zb: Tensor) -> Tensor:
 
 def _product(call: Call, first: str, second: str) -> Tensor:
     a, b = call.plain(first), call.plain(second)
+    if not call.special:
+        return torch.maximum(over(a, -1), over(b, -2))
     zeros = call.zeros(first), call.zeros(second)
     shut = any(z.numel() and bool(z.all()) for z in zeros)
     if shut and bool((a > 0).any() | (b > 0).any()):
-        call.note("zeros", 0.0)  # no mask, but a gate
+        # the factor may be a gate, so the proof assumes that it stays 0
+        call.note("zeros", 0.0)
     return multiply(a, b, *zeros)
 
 
 @rule("mm bmm _int_mm _scaled_mm")
 def matrices(call: Call) -> Tensor:
-    """Depend on rows and columns where neither factor is a known 0."""
+    """Let products depend on rows and columns, except for known zeros."""
     scales = [n for n in call.tensors if n not in ("self", "mat2")]
     codes = _product(call, "self", "mat2")
     return united(codes, *(call.plain(name).max() for name in scales))
 
 
-@rule("addmm baddbmm addbmm")
+@rule("addmm baddbmm addbmm", placed=True)
 def added(call: Call) -> Tensor:
-    """A product and a sum."""
-    codes = _product(call, *[n for n in call.tensors if n != "self"])
+    """Return the codes of a sum: `self` plus a product of matrices."""
+    first, second = (n for n in call.tensors if n != "self")
+    codes = _product(call, first, second)
     if call.name == "addbmm":
         codes = codes.amax(0)
     added_to = call.plain("self")
-    if call["beta"] == 0:
+    if call["beta"] != 0:
+        codes = torch.maximum(codes, added_to)
+    if not call.special or not call.out.is_floating_point():
         return codes
-    codes = torch.maximum(codes, added_to)
-    if not call.special or call["beta"] != 1:
-        return codes
-    return as_hidden(codes, call.hidden("self"))
+    low = over(call.low(first), -1) | over(call.low(second), -2)
+    low = low.any(0) if call.name == "addbmm" else low
+    low = low | call.low("alpha")
+    hidden = torch.zeros_like(low)
+    if call["beta"] == 1:
+        hidden = call.hidden("self") & (call.infinite("self") | ~low)
+        low = low | (call.low("self") & ~call.infinite("self"))
+    elif call["beta"] != 0:
+        low = low | call.low("self") | call.low("beta")
+    return as_hidden(as_lowered(codes, low), hidden)
 
 
 @rule("avg_pool2d max_pool2d_with_indices")
 def pooled(call: Call) -> Tensor:
-    """Depend on the places under the window."""
+    """Let each pooled result depend on all numbers in its window."""
     return torch.nn.functional.max_pool2d(
         call.plain("self").expand(call["self"].shape).float(),
         call["kernel_size"],
@@ -672,7 +801,7 @@ def pooled(call: Call) -> Tensor:
 
 @rule("_cdist_forward")
 def distances(call: Call) -> Tensor:
-    """Depend on a row of each."""
+    """Let each distance depend on one row of each argument."""
     first, second = (over(call.plain(name), -1) for name in ("x1", "x2"))
     return torch.maximum(first, second.mT)
 
@@ -682,10 +811,12 @@ def distances(call: Call) -> Tensor:
 
 @rule("_softmax _safe_softmax _log_softmax", placed=True)
 def softmax(call: Call) -> Tensor:
-    """Hidden numbers get a known 0; the rest depends on the rest."""
+    """Turn hidden numbers into 0; let visible ones depend on each other."""
     codes, axis = call.codes("self"), call["dim"]
     if call["self"].dim() == 0:
         return plain(codes)
+    if not call.special:
+        return over(codes, axis)
     hidden = call.hidden("self")
     row = over(visible(call, codes, hidden, [axis]), axis)
     if not bool(hidden.any()):
@@ -700,7 +831,7 @@ def softmax(call: Call) -> Tensor:
 
 @rule("nll_loss_forward nll_loss2d_forward")
 def loss(call: Call) -> list[Tensor]:
-    """Depend on a row's scores and target; the mean on all rows."""
+    """Let a row's loss depend on that row, and a mean loss on all rows."""
     axis = 0 if call["self"].dim() == 1 else 1
     rows = over(call.plain("self"), axis).squeeze(axis)
     rows = united(rows, call.plain("target"))
@@ -711,11 +842,11 @@ def loss(call: Call) -> list[Tensor]:
 
 @rule("native_layer_norm _fused_rms_norm", placed=True)
 def normed(call: Call) -> list[Tensor]:
-    """Depend on all features; weights are seldom known."""
+    """Let normalised numbers depend on all features and the norm's weights."""
     axes = list(range(-len(call["normalized_shape"]), 0))
     rows = over(call.plain("input"), axes)
     parts = [call.plain(n).amax() for n in call.tensors if n != "input"]
-    return [united(rows, *parts) for _ in call.outs]
+    return [united(rows, *parts)] * len(call.outs)
 
 
 # --- Fused kernels -----------------------------------------------------------
@@ -723,12 +854,12 @@ def normed(call: Call) -> list[Tensor]:
 
 @rule("mkldnn_rnn_layer _cudnn_rnn miopen_rnn")
 def recurrent(call: Call) -> Tensor | list[Tensor]:
-    """Depend on all earlier numbers in time, and the first state."""
+    """Let results depend on all times up to theirs, and on the first state."""
     others = [call.plain(n).amax() for n in call.tensors if n != "input"]
     codes = united(over(call.plain("input"), -1), *others)
     if call.get("bidirectional"):
         return codes.amax()
-    # the kernel of the CPU has its input turned already
+    # the CPU kernel always gets (time, batch)
     turned = call.name == "mkldnn_rnn_layer" or not call.get("batch_first")
     time, backwards = 0 if turned else 1, bool(call.get("reverse"))
     codes = scan(codes, time, call["input"].size(time), backwards)
@@ -737,7 +868,7 @@ def recurrent(call: Call) -> Tensor | list[Tensor]:
 
 @rule("_thnn_fused_lstm_cell _thnn_fused_gru_cell")
 def cell(call: Call) -> Tensor:
-    """One step of each row."""
+    """Let one step of a recurrent cell keep rows independent."""
     rows = [n for n in call.tensors if call[n].dim() > 1]
     return united(*(over(call.plain(n), -1) for n in rows)).clamp(min=FREE)
 
@@ -747,20 +878,36 @@ def cell(call: Call) -> Tensor:
     "_linalg_slogdet _linalg_eigh linalg_eig linalg_lu linalg_lu_factor_ex"
 )
 def of_a_matrix(call: Call) -> list[Tensor]:
-    """Depend on all of the matrix, each on its own."""
+    """Let results depend on their whole matrix, but on no other matrix."""
     name = call.tensors[0]
     codes = over(call.plain(name), [-1, -2])[..., 0, 0]
     batch = call[name].dim() - 2
     return [codes[(..., *(None,) * (o.dim() - batch))] for o in call.outs]
 
 
-@rule(
-    "linalg_solve_triangular triangular_solve linalg_inv_ex _linalg_solve_ex"
-)
-def solved(call: Call) -> list[Tensor]:
-    """A row depends on those before it, where a triangle of zeros says so.
+@rule("linalg_inv_ex _linalg_solve_ex")
+def eliminated(call: Call) -> list[Tensor]:
+    """Let results depend on a whole matrix, and on one column of `B`.
 
-    Each matrix is on its own; its inverse is solved for ones.
+    Known zeros are ignored, because pivots reorder the rows of the matrix. The
+    matrices of a batch are independent.
+    """
+    codes = over(call.plain("A"), [-1, -2])
+    if "B" in call.args:
+        right = call.plain("B")
+        if right.dim() < codes.dim():
+            return [call.everything() for _ in call.outs]
+        axis = -2 if call.get("left", default=True) else -1
+        codes = torch.maximum(codes, over(right, axis))
+    rest = [call.everything() for _ in call.outs[1:]]
+    return [codes, *rest]
+
+
+@rule("linalg_solve_triangular triangular_solve")
+def solved(call: Call) -> list[Tensor]:
+    """Let a row of the solution depend only on rows that are solved earlier.
+
+    The matrices of a batch are independent.
     """
     name = "A" if "A" in call.args else "self"
     size, left = call[name].size(-1), call.get("left", default=True)
@@ -768,27 +915,53 @@ def solved(call: Call) -> list[Tensor]:
     matrix, zeros = call.plain(name).expand(wide), call.zeros(name)
     ones = torch.ones(size, size, dtype=torch.bool, device=matrix.device)
     above, below = ones.triu(1), ones.tril(-1)
-    if "upper" in call.args:
-        zeros = zeros | (below if call["upper"] else above)  # it is not read
+    # the solver does not read this triangle
+    zeros = zeros | (below if call["upper"] else above)
     if call.get("transpose", default=False) == left:
         matrix, zeros = matrix.mT, zeros.mT
     rows = over(matrix.masked_fill(zeros, KNOWN), -1)
-    inverse = call.name == "linalg_inv_ex"
-    if not inverse:
-        right = call.plain("B" if "B" in call.args else "self")
-        if right.dim() < matrix.dim():
-            return [call.everything() for _ in call.outs]
-        rows = torch.maximum(rows, right if left else right.mT)
+    right = call.plain("B" if "B" in call.args else "self")
+    if right.dim() < matrix.dim():
+        return [call.everything() for _ in call.outs]
+    rows = torch.maximum(rows, right if left else right.mT)
     if bool((zeros | ~above).all()):
         rows = scan(rows, -2, size)
-    elif bool((zeros | ~below).all()):
-        rows, above = scan(rows, -2, size, backwards=True), below
     else:
-        rows, above = over(rows, -2), ~ones
-    if inverse:
-        rows = rows.expand(wide).masked_fill(above, KNOWN)
+        rows = scan(rows, -2, size, backwards=True)
     rest = [call.everything() for _ in call.outs[1:]]
     return [rows if left else rows.mT, *rest]
+
+
+SDPA = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_attention_math_for_mps",
+)
+
+
+@rule(" ".join(SDPA), placed=True)
+def attended(call: Call) -> list[Tensor] | None:
+    """Let a result depend on its query, and on the keys that it may see.
+
+    With a mask, known numbers or grouped heads, return None: use the formula.
+    """
+    names = ("query", "key", "value")
+    mask = call.get("attn_mask", default=call.get("attn_bias"))
+    (*q, time, _), (*k, size, _), _ = (call[n].shape for n in names)
+    causal = bool(call.get("is_causal"))
+    shifted = causal and time != size
+    if mask is not None or call.hides or q != k or shifted:
+        return None
+    query, key, value = map(call.codes, names)
+    if min(bounds_of(codes)[0] for codes in (query, key, value)) == KNOWN:
+        return None
+    keys = united(over(key, -1), value)
+    keys = scan(keys, -2, size) if causal else over(keys, -2)
+    codes = united(over(query, -1), keys)
+    return [codes, *(codes.amax() for _ in call.outs[1:])]
 
 
 # --- Formulas of fused kernels -----------------------------------------------
@@ -797,7 +970,7 @@ Arguments = Mapping[str, Any]
 
 
 def attention(of: Arguments) -> Tensor:
-    """Return softmax(q k^T scale + mask) v, as every kernel computes it."""
+    """Return softmax(q k^T scale + mask) v, which every kernel computes."""
     query, key, value = of["query"], of["key"], of["value"]
     heads = query.size(-3) // key.size(-3)
     if heads > 1:
@@ -808,7 +981,7 @@ def attention(of: Arguments) -> Tensor:
         scale = 1 / math.sqrt(query.size(-1))
     scores = (query * scale) @ key.transpose(-2, -1)
     if of.get("is_causal"):
-        # keys that are later; the first is aligned with the first query
+        # hide the keys after each query; query 0 is aligned with key 0
         later = torch.ones_like(scores, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -math.inf)
     mask = of.get("attn_mask")
@@ -821,7 +994,7 @@ def attention(of: Arguments) -> Tensor:
 
 
 def grouped_product(of: Arguments) -> Tensor | None:
-    """Return rows times the matrix of their group, the groups in order."""
+    """Multiply the rows of each group by the group's own matrix."""
     x, weights, ends = of["self"], of["mat2"], of.get("offs")
     if ends is None or x.dim() != 2 or weights.dim() != 3:
         return None
@@ -831,7 +1004,7 @@ def grouped_product(of: Arguments) -> Tensor | None:
 
 
 def convolution(of: Arguments) -> Tensor | None:
-    """Return windows times the kernel; a transposed one moves in between."""
+    """Multiply windows by the kernel; if transposed, first insert zeros."""
     x, w, groups = of.get("input", of.get("self")), of["weight"], of["groups"]
     space, sizes = x.dim() - 2, w.shape[2:]
     if space < 1 or x.dim() != w.dim():
@@ -862,12 +1035,24 @@ def convolution(of: Arguments) -> Tensor | None:
         x = x[..., :: dilation[axis]]
     places = x.shape[2 : 2 + space]
     x = x.unflatten(1, (groups, -1)).movedim(2, -1 - space)
-    x = x.flatten(-1 - space).flatten(2, -2)  # batch, groups, places, inner
+    # x: (batch, groups, places, inner)
+    x = x.flatten(-1 - space).flatten(2, -2)
     found = x @ w.flatten(1).unflatten(0, (groups, -1)).mT
     found = found.mT.flatten(1, 2).unflatten(-1, places)
     if of.get("bias") is None:
         return found
     return found + of["bias"].view(-1, *(1,) * space)
+
+
+def three_factors(of: Arguments) -> Tensor:
+    """Multiply three tensors, each with some new axes; sum over axes."""
+    product = torch.ones((), dtype=of["i1"].dtype, device=of["i1"].device)
+    for number in "123":
+        factor = of[f"i{number}"]
+        for axis in of[f"expand{number}"]:
+            factor = factor.unsqueeze(axis)
+        product = product * factor
+    return product.sum(of["sumdim"])
 
 
 def stack(of: Arguments) -> Tensor:
@@ -879,17 +1064,7 @@ def stack(of: Arguments) -> Tensor:
 
 FORMULAS: dict[str, Callable[[Arguments], Tensor | None]] = {
     "stack": stack,
-    **dict.fromkeys(
-        (
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_fused_attention_overrideable",
-            "_scaled_dot_product_attention_math_for_mps",
-        ),
-        attention,
-    ),
+    **dict.fromkeys(SDPA, attention),
     **dict.fromkeys(
         (
             "convolution",
@@ -900,4 +1075,5 @@ FORMULAS: dict[str, Callable[[Arguments], Tensor | None]] = {
         convolution,
     ),
     "_grouped_mm": grouped_product,
+    "_trilinear": three_factors,
 }

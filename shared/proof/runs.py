@@ -1,4 +1,4 @@
-"""A model as a proof runs it: its copies, its states, its texts."""
+"""Make the runs of a proof: copies of the model, their states, and texts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,10 +12,10 @@ from ..running.variant import Copy, Variant, copy_for
 from ..running.ways import EVAL, Case, accepted, lengths_of_proof
 from .chains import Chains
 from .codes import LONGEST
-from .engine import POSITIONS, SHIFTED, Followed, Order, Tokens
+from .engine import POSITIONS, SHIFTED, ModelRun, Order, Tokens
 from .states import States, find_states
 
-Kind = tuple[torch.dtype | None, bool]  # of a copy: its dtype, whether frozen
+Kind = tuple[torch.dtype | None, bool]  # a copy's dtype, whether it is frozen
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Text:
 
     @property
     def time(self) -> int:
-        """The number of tokens."""
+        """Return the number of tokens."""
         return self.tokens.size(1)
 
 
@@ -35,23 +35,23 @@ class Text:
 class Runs:
     """The runs of one proof.
 
-    `runs_of` makes it.
+    Call `runs_of` to make them.
 
     Attributes:
         subject: the model.
-        orders: of the tokens; each case is proved in every order.
-        loss_order: the one order of a case whose loss is followed.
-        lengths: of the texts.
-        states: what calls change in the model.
-        special: ids of its vocabulary that code may treat differently.
-        chains: of a declaration of who may see whom; None: the orders.
-        after: calls, in words, that made the state; "": it is as built.
-        copies: of the model, made once each.
+        orders: orders of the tokens; each case is proved in every order.
+        loss_order: the order for a case that follows a loss, not scores.
+        lengths: lengths of the texts.
+        states: the changes that calls make to the model.
+        special: ids that the model's code may treat differently.
+        chains: orders for declared visibility, or None.
+        after: in words, the calls that came before; "" if there were none.
+        copies: copies of the model, by `Kind`.
     """
 
     subject: Subject
     orders: tuple[Order, ...] = (POSITIONS,)
-    loss_order: Order = SHIFTED  # the one that allows less
+    loss_order: Order = SHIFTED  # of the two orders for losses, the stricter
     lengths: tuple[int, ...] = ()
     states: States = field(default_factory=States)
     special: tuple[int, ...] = ()
@@ -59,18 +59,18 @@ class Runs:
     after: str = ""
     copies: dict[Kind, Copy] = field(default_factory=dict)
 
-    def of(self, case: Case) -> Followed:
-        """Return the model of a case as it is followed."""
+    def of(self, case: Case) -> ModelRun:
+        """Return the model as a case runs it, ready for `follow`."""
         copy, states = self._copy_for(case), self.states
         if self.after:
             copy = replace(copy, built=states.worn)
         variant = Variant(self.subject, copy, case)
-        return Followed(
+        return ModelRun(
             variant, copy.built, states.moving, derived=states.derived
         )
 
     def orders_of(self, case: Case, tokens: Tokens) -> tuple[Order, ...]:
-        """Return the orders in which a text of a case is followed."""
+        """Return the orders (engine.py) in which a text is followed."""
         if case.losses:
             return (self.loss_order,)
         return (
@@ -78,7 +78,7 @@ class Runs:
         )
 
     def text(self, case: Case, time: int) -> Text:
-        """Return the text of a case, the same one each time."""
+        """Return the text of a case, which is the same each time."""
         subject, generator = self.subject, self.subject.generator()
         rows = subject.fit_rows(case.rows)
         tokens = subject.draw(rows, time, generator).to(subject.device)
@@ -106,13 +106,13 @@ def runs_of(
     lengths: Iterable[int] | None = None,
     loss_order: Order = SHIFTED,
 ) -> Runs:
-    """Return the runs of a proof, with what calls change in the model.
+    """Return the runs of a proof, and find the changes that calls make.
 
     Args:
         subject: the model.
-        orders: of the tokens.
-        lengths: of the texts; None: the usual ones.
-        loss_order: of a case whose loss is followed.
+        orders: orders of the tokens.
+        lengths: lengths of the texts; None means the usual lengths.
+        loss_order: the order for a case that follows a loss, not scores.
     """
     runs = Runs(subject, orders, loss_order)
     copy = runs.of(EVAL).variant.copy
@@ -127,9 +127,10 @@ def runs_of(
 
 
 def _states_of(subject: Subject, copy: Copy) -> States:
-    """Return what calls change; found once where they change nothing.
+    """Return the changes that calls make to the model.
 
-    A state after calls is that of one copy.
+    The builder keeps them, except for a `worn` state, which belongs to this
+    copy.
     """
     builder = subject.builder
     if builder.states is None:

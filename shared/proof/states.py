@@ -1,14 +1,15 @@
-"""The states that calls leave in a model.
+"""Find the states that calls leave in a model.
 
-A model is called as training and serving call it: several times, in each
-mode, with targets, masks and other arguments. A tensor that a call changes by
-its tokens, or that calls go on changing, can have any value later. Every
-other difference from the model as it was built makes a second state.
+The model is called as in training and serving: several times, in each mode,
+with targets, masks and other arguments. If each call changes a tensor, or if
+tokens decide the change, the proof lets it have any value. If calls leave any
+other difference, the model is also proved in the state that they leave.
 """
 
 import dis
 import inspect
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,46 +33,64 @@ from ..running.model.kept_state import (
     values_of,
 )
 from ..running.operations import calls_seen_by
-from ..running.ranks import on_any
+from ..running.ranks import local, on_any
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant
-from ..running.ways import EVAL, TRAIN, Case, to_be_tried
-from .engine import Followed, Tokens, left_by_call
-from .sources import Sources
+from ..running.ways import (
+    AUTOCAST,
+    CAUSALITY,
+    EVAL,
+    INFERENCE,
+    TRAIN,
+    TRAIN_AUTOCAST,
+    TRAIN_WITHOUT_GRADIENTS,
+    WITH_GRADIENTS,
+    Case,
+    cases_of,
+    to_be_tried,
+)
+from .codes import is_constant
+from .engine import ModelRun, Tokens, left_by_call
+from .sources import Source, Sources
 
-SHORT_TOKENS = 5  # of the text of a call
+SHORT_TOKENS = 5  # tokens of the text in each call
+MODES = {WITH_GRADIENTS, TRAIN_WITHOUT_GRADIENTS, INFERENCE}
+MODES |= {AUTOCAST, TRAIN_AUTOCAST}
 SYSTEM_RANDOM = random.SystemRandom.__name__
-TWICE = 2  # times that each call of a round is made; of a heavy model once
+TWICE = 2  # how often a round repeats each call, unless the model is heavy
 
 
 @dataclass(frozen=True)
 class States:
-    """The changes that calls make.
+    """The changes that calls make to a model.
 
     Attributes:
-        moving: tensors that can have any value after some calls, by name.
-        fixed: other values that calls change, by name.
-        unread: what cannot be read or put back: its kind, by name.
-        draws: generators outside of torch that calls draw from, by name; in
-            which modes.
-        derived: codes of tensors that calls compute from weights, by name.
+        moving: names of tensors that can have any value after some calls.
+        fixed: names of other values that calls change; a proof assumes that
+            they stay as they are.
+        unread: names and kinds of objects that cannot be read or restored.
+        draws: generators outside torch that calls use, each with whether the
+            call was in train mode.
+        derived: by name, codes of tensors that calls compute from weights.
         catching: functions that catch exceptions.
-        worn: the state after calls; None: it is the one that was built.
-        calls: how many calls came before it, those in train mode.
+        lost: why calls could not be inspected, or "".
+        worn: the state after calls; None if the model is as built.
+        calls: the number of calls in train mode.
     """
 
     moving: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
-    draws: tuple[tuple[str, bool], ...] = ()
+    draws: tuple[tuple[Source, bool], ...] = ()
     derived: dict[str, Tensor] = field(default_factory=dict)
     catching: tuple[str, ...] = ()
+    lost: str = ""
     worn: KeptState | None = None
     calls: int = 0
 
 
 def find_states(subject: Subject, copy: Copy) -> States:
-    """Call a model as its users do, and return what the calls change."""
+    """Call a model as its users do, and return the changes."""
     assert copy.built is not None
     rounds = _Rounds(subject, copy)
     at_first, after = values_of(copy.model), rounds.run(0)
@@ -113,7 +132,7 @@ def _value(name: str, *found: Values) -> Any:
 
 
 def _in_short(names: list[str]) -> Iterator[str]:
-    """Yield names, those of one list or dict that grows by its own name."""
+    """Yield names, with only one name for all items of a list or dict."""
     told = set[str]()
     for name in names:
         whole = name.partition("[")[0]
@@ -125,33 +144,35 @@ def _in_short(names: list[str]) -> Iterator[str]:
 
 
 class _Rounds:
-    """Calls a model in each of its ways, and notes what it draws."""
+    """Calls a model in rounds, and records its random draws."""
 
     def __init__(self, subject: Subject, copy: Copy):
         self.subject, self.copy = subject, copy
-        self.draws: dict[tuple[str, bool], None] = {}
+        self.draws: dict[tuple[Source, bool], None] = {}
         self.sources, self.looking = Sources(), True
-        self.training = 0  # calls in train mode
+        self.training = 0  # number of calls so far in train mode
         self.generator = subject.generator()
 
     def found(self) -> States:
-        """Return what does not depend on a change of state."""
+        """Return what the calls have shown so far, except changed values."""
         catching = tuple(self.sources.catching)
-        draws = tuple(self.draws)
-        return States(draws=draws, catching=catching, calls=self.training)
+        draws, lost = tuple(self.draws), self.sources.lost
+        return States(
+            draws=draws, catching=catching, lost=lost, calls=self.training
+        )
 
     def unread(self, *others: KeptState) -> tuple[tuple[str, str], ...]:
-        """Return what cannot be read in any state."""
+        """Return objects whose state cannot be read, now or in `others`."""
         states = (self.copy.built, *others)
         found = [s.unread.items() for s in states if s is not None]
         every = dict.fromkeys(item for items in found for item in items)
         for name, kind in every:
-            if kind == SYSTEM_RANDOM:  # no seed repeats what it draws
+            if kind == SYSTEM_RANDOM:  # seeding does not repeat these draws
                 self.draws |= dict.fromkeys([(name, False), (name, True)])
         return tuple(item for item in every if item[1] != SYSTEM_RANDOM)
 
     def run(self, number: int) -> Values:
-        """Make each call once more, and return the values after them."""
+        """Make all calls in round `number`, and return the model's values."""
         times = 1 if self.subject.heavy else TWICE
         for turn in range(times):
             self.looking = number == turn == 0
@@ -162,16 +183,16 @@ class _Rounds:
         return values_of(self.copy.model)
 
     def left_by_calls(self) -> tuple[dict[str, None], dict[str, Tensor]]:
-        """Return the tensors in which a call leaves numbers that vary.
+        """Return the tensors that calls fill from tokens, weights or draws.
 
-        They come from its tokens, from weights or random numbers. The values
-        need not show it: an id that sets a flag may be rare. Those of weights
-        come with their codes.
+        Comparing values may miss such a tensor, for example if only a rare id
+        sets a flag. Tensors computed only from weights and draws come with
+        their codes.
         """
         moving, derived = dict[str, None](), dict[str, Tensor]()
         for case, time in dict.fromkeys(self._calls()):
             tokens, targets = self._texts(case, time)
-            run = Followed(
+            run = ModelRun(
                 Variant(self.subject, self.copy, case), self.copy.built
             )
             with suppress(ModelRaised), self.subject.budget.overtime():
@@ -187,6 +208,7 @@ class _Rounds:
         return moving, {n: derived[n] for n in derived if n not in moving}
 
     def _calls(self) -> Iterator[tuple[Case, int]]:
+        """Yield the case and the text length of each call."""
         subject = self.subject
         short = subject.lengths.fit(SHORT_TOKENS)
         cases = [c for c in to_be_tried(subject.caller) if not c.losses]
@@ -194,11 +216,15 @@ class _Rounds:
             cases = [c for c in cases if c.targets]
         masks = [c for c in cases if c.visible and not c.training]
         cases += [_in_training(case) for case in masks]
-        yield from ((case, short) for case in (EVAL, TRAIN, *cases))
+        calls = [(case, short, 2) for case in (EVAL, TRAIN, *cases)]
         if not subject.heavy:
             longest = subject.lengths.fit(subject.block_size)
-            yield from ((case, longest) for case in (TRAIN, EVAL))
-        yield TRAIN, short
+            calls += [(case, longest, 2) for case in (TRAIN, EVAL)]
+            calls += [(TRAIN, short, 1), (EVAL, subject.lengths.fit(1), 1)]
+            modes = [c for c in cases_of(CAUSALITY, subject) if c in MODES]
+            calls += [(EVAL, short, 3), *((case, short, 2) for case in modes)]
+        calls += [(EVAL, short, 1), (TRAIN, short, 2)]
+        yield from ((replace(c, rows=rows), time) for c, time, rows in calls)
 
     def _call(self, case: Case, time: int) -> None:
         subject = self.subject
@@ -212,21 +238,27 @@ class _Rounds:
             partial(self._looked_at, case, call) if self.looking else call
         )
         for name in drawn_outside_torch(seed, watched):
-            # one profiler hides another: the question goes to the plain call
+            # Only one profiler can run, and only_type_checkers_draw sets its
+            # own. So it gets `call`, which Sources does not watch.
             if name != PYTHON or not only_type_checkers_draw(call):
                 self.draws[name, case.training] = None
 
     def _looked_at(self, case: Case, call: Callable[[], Any]) -> None:
         self.sources.drawn.clear()
-        with calls_seen_by(self.sources.look):
-            call()
+        look = self.sources.look
+        with calls_seen_by(look):
+            try:
+                call()
+            finally:
+                if sys.getprofile() is not look:
+                    self.sources.lose()
         for name in self.sources.drawn:
             self.draws[name, case.training] = None
 
     def _texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
-        """Return tokens of two rows, and targets where the case has some."""
+        """Return the tokens of a case, and targets if the case has them."""
         subject = self.subject
-        rows = subject.fit_rows(2)
+        rows = subject.fit_rows(case.rows)
         tokens, targets = (
             subject.draw(rows, time, self.generator).to(subject.device)
             for _ in range(2)
@@ -240,10 +272,10 @@ def _in_training(case: Case) -> Case:
 
 
 def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
-    """Return what a checkpoint sets and nothing trains, by the last name.
+    """Return tensors that a checkpoint sets but training does not, by name.
 
-    Buffers that are saved, and parameters of booleans and whole numbers.
-    Buffers of layers that are alike have one name.
+    They are saved buffers, and parameters that hold masks or whole numbers. A
+    name is the last part of a full name, so equal layers share names.
     """
     found: dict[str, list[tuple[str, Tensor]]] = {}
     if not isinstance(model, nn.Module):
@@ -254,7 +286,7 @@ def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
         whole = [
             (name, weight)
             for name, weight in model.named_parameters()
-            if not (weight.is_floating_point() or weight.is_complex())
+            if is_constant(local(weight))
         ]
         for name, tensor in (*buffers, *whole):
             last = name.rpartition(".")[2]
@@ -265,8 +297,8 @@ def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
 def extra_states(model: Any) -> list[str]:
     """Return the modules that load more than tensors from a checkpoint.
 
-    By an extra state, or code that loads and sets attributes. Those of torch's
-    are left out: they hold scales of rounding.
+    They have an extra state, or code that sets attributes while it loads.
+    Torch's modules are left out, because they keep only quantisation scales.
     """
     if not isinstance(model, nn.Module):
         return []
@@ -286,19 +318,19 @@ LOAD_HOOKS = "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"
 
 
 def _loaders(module: nn.Module) -> Iterator[Any]:
-    """Yield the functions of the author's that load a checkpoint."""
+    """Yield the author's functions that run when a checkpoint loads."""
     for name in LOADERS:
         loader = getattr(type(module), name)
         if loader is not getattr(nn.Module, name):
             yield loader
     for name in LOAD_HOOKS:
         for hook in getattr(module, name, {}).values():
-            hook = getattr(hook, "hook", hook)  # torch wraps it
+            hook = getattr(hook, "hook", hook)  # torch wraps the author's hook
             yield getattr(hook, "func", hook)
 
 
 def _sets_attributes(function: Any) -> bool:
-    """Whether a function sets attributes, as far as its code shows."""
+    """Return whether the code of a function sets attributes."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return False

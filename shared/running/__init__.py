@@ -1,1 +1,1 @@
-"""Call anyone's model, reproducibly: build, call, sizes, arguments, cases."""
+"""Call any model reproducibly: build it, and find its sizes and arguments."""

@@ -1,4 +1,4 @@
-"""Operations that send numbers to other ranks."""
+"""Recognise operations that send tensors to other ranks."""
 
 from functools import cache
 from typing import Any
@@ -10,23 +10,23 @@ from torch import Tensor
 from .operations import tensors_in
 
 NAMESPACES = ("c10d", "_c10d_functional")
-COPY_IN = "fsdp.all_gather_copy_in"  # into this rank's part of the result
-# they send, or bring nothing
+COPY_IN = "fsdp.all_gather_copy_in"  # copies into this rank's part of a buffer
+# collectives that write into no tensor of this rank
 NOTHING_WRITTEN = ("send", "barrier", "monitored_barrier_", "check_for_nan")
 RECEIVED = ("recv_", "recv_any_source_")
 
 
 @cache
 def is_collective(func: Any) -> bool:
-    """Whether an operation sends numbers to other ranks."""
+    """Return whether an operation sends tensors to other ranks."""
     named = getattr(func, "namespace", "") in NAMESPACES
     return named or str(func).startswith(COPY_IN)
 
 
 def finished(func: Any, args: tuple, result: Any) -> tuple[Any, list[Tensor]]:
-    """Wait for a collective, but for what may not be sent yet.
+    """Wait for a collective, unless it receives from another rank.
 
-    Returns a result that need not be waited for, and what is written.
+    Return its result, which needs no further wait, and the tensors it wrote.
     """
     space, _, name = func._schema.name.partition("::")
     if name in NOTHING_WRITTEN:
@@ -35,14 +35,16 @@ def finished(func: Any, args: tuple, result: Any) -> tuple[Any, list[Tensor]]:
     if space == NAMESPACES[0] and name not in RECEIVED:
         work_of(result).wait()
         if isinstance(result, tuple):
-            # each wait of gloo's copies again what has no codes
+            # the model gets a Work that is done, because a second wait would
+            # copy gloo's tensors again, without the codes of a proof
+            # (proof/codes)
             result = (*result[:-1], _done(written))
     return result, written
 
 
 def _done(written: list[Tensor]) -> Any:
-    """Return a work that has ended, as an operation returns it."""
-    from torch._C import _distributed_c10d  # not in every build
+    """Return a finished Work object, in the form that a collective returns."""
+    from torch._C import _distributed_c10d  # some builds of torch lack it
 
     made_by: Any = _distributed_c10d
     future = torch.futures.Future[list[Tensor]]()
@@ -51,6 +53,6 @@ def _done(written: list[Tensor]) -> Any:
 
 
 def work_of(answer: Any) -> Any:
-    """Return the work that a collective began, from its answer."""
+    """Return the Work object in a collective's result."""
     last = answer[-1] if isinstance(answer, tuple) else answer
     return dist.Work.unbox(last)

@@ -1,10 +1,14 @@
-"""The settings of a run: random numbers, threads, what a caller has set."""
+"""Set up a run: random numbers, threads, and the settings of the caller."""
 
+import ctypes
+import gc
+import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,14 +33,14 @@ TYPE_CHECKERS = (
     "beartype",
     "jaxtyping",
     "typeguard",
-)  # of their files
+)  # packages of type checkers, named in the paths of their files
 
 
 def seed_all(seed: int) -> None:
     """Seed each generator that a model may draw from."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # which would note the whole stack, for devices that are not there
+    else:  # torch.manual_seed would record a stack for each missing device
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -44,7 +48,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def draws_put_back() -> Iterator[None]:
-    """Put the states of all global generators back afterwards."""
+    """Restore the states of all global generators after the body."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -56,10 +60,10 @@ def draws_put_back() -> Iterator[None]:
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Seed everything inside, and put every state back afterwards."""
+    """Seed all generators for the body; restore their states after it."""
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
-        # code that is compiled shows no hook its modules
+        # as_written: not compiled, because compiled code runs no module hooks
         with draws_put_back(), as_written():
             seed_all(seed)
             yield
@@ -69,7 +73,7 @@ def isolated(seed: int) -> Iterator[None]:
 
 
 def random_states() -> dict[str, object]:
-    """Return the state of each global generator, to be compared."""
+    """Return the state of each global generator, for comparisons."""
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -79,9 +83,9 @@ def random_states() -> dict[str, object]:
 
 
 def drawn_outside_torch(seed: int, call: Callable[[], object]) -> list[str]:
-    """Return which global generators a call draws from, but for torch's.
+    """Return the global generators, except torch's, that a call draws from.
 
-    The call seeds them first, with this seed.
+    The generators are seeded first, with the given seed.
     """
     seed_all(seed)
     before = random_states()
@@ -91,12 +95,12 @@ def drawn_outside_torch(seed: int, call: Callable[[], object]) -> list[str]:
 
 
 def of_a_type_checker(file: str) -> bool:
-    """Whether code is a checker's of types, by the name of its file."""
+    """Return whether a file belongs to a type checker, by its path."""
     return any(name in file for name in TYPE_CHECKERS)
 
 
 def only_type_checkers_draw(call: Callable[[], object]) -> bool:
-    """Whether only a checker of types draws from Python's random."""
+    """Return whether only type checkers draw from random during a call."""
     drawing: set[str] = set()
     generator = random.random.__self__  # type: ignore[attr-defined]
 
@@ -108,27 +112,33 @@ def only_type_checkers_draw(call: Callable[[], object]) -> bool:
 
     with calls_seen_by(look):
         call()
-    drawing.discard(__file__)  # it seeds them
+    drawing.discard(__file__)  # this file seeds the generators
     return bool(drawing) and all(map(of_a_type_checker, drawing))
 
 
 class RecordedDraws:
-    """Records the shapes of all random numbers that are drawn inside."""
+    """Records the shapes of all random numbers that are drawn.
+
+    The state of torch's generator after each draw is recorded as well, because
+    some operations (rrelu) draw more or fewer numbers for other inputs.
+    """
 
     def __init__(self) -> None:
-        self.shapes: list[tuple[str, tuple[int, ...]]] = []
+        self.drawn: list[tuple[str, tuple[int, ...], int]] = []
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry out an operation, and record what it draws."""
+        """Run an operation, and record its draws."""
         answer = func(*args, **kwargs)
         if _draws(func, args, kwargs):
             first = answer[0] if isinstance(answer, tuple) else answer
-            self.shapes.append((str(func), (*getattr(first, "shape", ()),)))
+            shape = (*getattr(first, "shape", ()),)
+            state = hash(torch.get_rng_state().numpy().tobytes())
+            self.drawn.append((str(func), shape, state))
         return answer
 
 
 def _draws(func, args, kwargs):
-    """Whether an operation draws; attention does if it drops numbers out."""
+    """Return whether an operation draws random numbers, as dropout does."""
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
     takes = any(a.name == "dropout_p" for a in func._schema.arguments)
@@ -138,8 +148,8 @@ def _draws(func, args, kwargs):
 
 # --- Threads -----------------------------------------------------------------
 
-# Multiplications of a forward pass below which several threads wait for each
-# other longer than they compute.
+# In a forward pass with fewer multiplications than this, threads spend more
+# time waiting for each other than computing.
 SMALL_WORK = 2e9
 
 
@@ -147,9 +157,9 @@ SMALL_WORK = 2e9
 def few_threads(
     parameters: int, tokens: int, count: int | None = None
 ) -> Iterator[int]:
-    """Compute on one thread inside where a model and its input are small.
+    """Use one thread in the body if a model and its input are small.
 
-    With a count, on as many.
+    If `count` is given, use that many threads.
     """
     before = torch.get_num_threads()
     if count is None:
@@ -167,22 +177,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _lock = threading.RLock()
-_devices: list[torch.device] = []  # the callers' default devices
+_devices: list[torch.device] = []  # the default devices of callers of one_run
 
 
 def one_run(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that runs models given to it.
+    """Decorate a function that gets models as arguments and runs them.
 
-    It runs as if called in a new program: gradients are recorded, without
-    autocast or inference mode, on the CPU by default. One thread runs at a
-    time, since seeds, hooks and the standard output belong to the process;
-    where torch.distributed has several processes, all run it together.
-    Afterwards each part of a given model is in the mode it was in.
+    The function runs as if called in a new program: gradients are recorded,
+    autocast and inference mode are off, and the default device is the CPU.
+    Only one thread runs such functions at a time, because seeds, hooks and the
+    standard output belong to the process. If torch.distributed has several
+    processes, all run the function together. Afterwards each module is again
+    in train or eval mode, as before.
     """
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        __tracebackhide__ = True  # of pytest
+        __tracebackhide__ = True  # hides this frame in pytest's tracebacks
         given = (*args, *kwargs.values())
         with _lock, joined(), _own_context(), modes_kept(given):
             try:
@@ -190,18 +201,41 @@ def one_run(function: Callable[P, R]) -> Callable[P, R]:
             except ValueError as error:
                 if len(_devices) > 1 or kwargs.get("debug"):
                     raise
-                # a user's mistake: none of the frames between are theirs
+                # a user's mistake: show the user's frames, and hide ours
                 cause = with_their_frames(error.__cause__)
                 raise error.with_traceback(None) from cause
 
     return run
 
 
+def return_memory() -> None:
+    """Return freed memory to the system, if the C library can.
+
+    Exceptions are freed first, because their frames may hold copies of a
+    model. The C library would keep the memory of freed copies, in pieces that
+    are too small for the next copy.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def free_bytes(device: torch.device | None) -> float:
+    """Return the free memory of a device in bytes; inf if it is unknown."""
+    if device is not None and device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    with suppress(OSError, StopIteration):  # only Linux has /proc/meminfo
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(one for one in lines if one.startswith("MemAvailable"))
+        return 1024.0 * int(line.split()[1])
+    return math.inf
+
+
 @contextmanager
 def callers_device() -> Iterator[None]:
-    """Give the model's own code the default device it is written for."""
+    """Run the body under the default device that the user has set."""
     device = _devices[0] if _devices else torch.device("cpu")
-    if device.type in ("cpu", "meta"):  # a tensor on meta has no numbers
+    if device.type in ("cpu", "meta"):  # a tensor on meta has no values
         yield
     else:
         with device:
@@ -216,8 +250,9 @@ def _own_context() -> Iterator[None]:
         stack.callback(_devices.pop)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        # autocast keeps the weights that it cast until the outermost one ends:
-        # a model's own shall end, so that changed weights are cast again
+        # autocast reuses its casts of weights until the outermost context
+        # ends. Turn the caller's off: then the model's own is the outermost,
+        # and changed weights are cast again
         torch.clear_autocast_cache()
         found = torch.accelerator.current_accelerator() or default
         for kind in {"cpu", default.type, found.type}:
@@ -232,11 +267,11 @@ def _own_context() -> Iterator[None]:
 
 @contextmanager
 def modes_kept(given: Iterable[object]) -> Iterator[None]:
-    """Put each part back in train or eval mode."""
+    """Restore the train or eval mode of each module after the body."""
     models = [model for model in given if isinstance(model, nn.Module)]
     try:
         modes = [(p, p.training) for model in models for p in model.modules()]
-    except TypeError:  # a part without a hash: such a model is refused
+    except TypeError:  # a part that is not hashable: the model will be refused
         modes = []
     try:
         yield
@@ -247,9 +282,9 @@ def modes_kept(given: Iterable[object]) -> Iterator[None]:
 
 @contextmanager
 def during(what: str, who: str = "the model") -> Iterator[None]:
-    """Turn an exception inside into a failure that says when it came.
+    """Turn an exception in the body into a failure that says when it occurred.
 
-    All that runs a model is inside: several ranks begin and end it together.
+    The kit calls models only in its body; all ranks enter and leave together.
 
     Raises:
         ModelRaised: with the model's own exception as its cause.

@@ -1,7 +1,10 @@
-"""How models decode with a cache: conventions found by signature and state.
+"""Find how a model decodes with a cache, from its signature and state.
 
-A way is found where a second piece of text is answered and its scores depend
-on the piece before; whether the scores are right is the check's own matter.
+A convention is a way to pass a text to a model piece by piece. The kit accepts
+a convention if the model's scores of a second piece depend on the first piece.
+check_cache then tests whether these scores are right. Names of arguments that
+take a cache, a position or a flag are in model/inputs.py. A test model for a
+new convention belongs in tests/zoo/cache_conventions.py.
 """
 
 import inspect
@@ -30,7 +33,7 @@ POSITIONS = ("cache_position", "position_ids", "positions")
 
 
 class Setup(Enum):
-    """Where a cache is, and who calls the model with it."""
+    """Where a model keeps its cache, and how it is called with that cache."""
 
     INSIDE = "kept in the model"
     ARGUMENT = "an argument of the model's call"
@@ -41,24 +44,24 @@ class Setup(Enum):
 
 
 class Empty(Enum):
-    """What an argument takes as the cache of a first piece, in words."""
+    """The empty cache that a call gets with the first piece of a text."""
 
     LEFT_OUT = ""
-    CALL = "={}()"  # what a maker returns
-    CALLS = "=[{}(), ...]"  # one of a maker for each layer
-    NONES = "=[None, ...]"  # for each layer
+    CALL = "={}()"  # result of a maker, which makes an empty cache
+    CALLS = "=[{}(), ...]"  # a maker's result for each layer
+    NONES = "=[None, ...]"  # None for each layer
     LIST = "=[]"
     DICT = "={{}}"
 
     @property
     def guessed(self) -> bool:
-        """Whether nothing in the model names it."""
+        """Return whether the kit only guesses that the model takes it."""
         return self not in (Empty.LEFT_OUT, Empty.CALL)
 
 
 @dataclass(frozen=True)
 class First:
-    """The cache of a first piece: its kind, and the name of what makes it."""
+    """The cache given with a text's first piece, and its maker's name."""
 
     empty: Empty
     maker: str = ""
@@ -66,33 +69,33 @@ class First:
 
 @dataclass(frozen=True)
 class Way:
-    """What tells one way to decode from the others of a model.
+    """A record that distinguishes a convention from a model's others.
 
-    Ways are compared as records; only `says` has words.
+    The code compares these records; `says` describes one for a report.
     """
 
     setup: Setup = Setup.INSIDE
-    cache: str | None = None  # the argument that takes it
+    cache: str | None = None  # the argument that takes the cache
     first: First = First(Empty.LEFT_OUT)
-    methods: tuple[str, ...] = ()  # called before a text: resets, then setups
-    step: str = ""  # the call of the user's step
+    methods: tuple[str, ...] = ()  # called before each text: resets, set-ups
+    step: str = ""  # the user's step function, as a call in words
     flags: tuple[str, ...] = ()  # arguments that are True at each call
-    position: str | None = None  # the argument that says where a piece starts
-    # a position that may be given as well: right where it is, wrong if not
+    position: str | None = None  # the argument for a piece's first position
+    # an optional position argument, without which the model decodes wrongly
     omitted: str | None = field(default=None, compare=False)
 
     def without_position(self) -> "Way":
-        """Return the way in which the model counts positions itself."""
+        """Return the convention in which the model itself counts positions."""
         return replace(self, position=None)
 
     @property
     def makes_room(self) -> bool:
-        """Whether setup_caches() makes room: a mask goes over all of it."""
+        """Return whether masks must cover all memory of setup_caches()."""
         return "setup_caches" in (*self.methods, self.first.maker)
 
     @property
     def says(self) -> str:
-        """The words of a report."""
+        """Return the convention in words, for a report."""
         if self.setup is Setup.ARGUMENT:
             words = self.first.empty.value.format(self.first.maker)
             parts = [f"{self.cache}{words}"]
@@ -111,23 +114,25 @@ class Way:
 
 @dataclass
 class Convention:
-    """One way to call a model piece by piece."""
+    """A way to give a model a text piece by piece, with its cache."""
 
     subject: Subject
     way: Way
-    begin: Callable[[int], Any]  # return an empty cache for so many rows
-    function: Callable[..., Any]  # takes the pieces
-    # each call takes all of the text so far, and a later piece is one token
+    begin: Callable[[int], Any]  # returns an empty cache for a number of rows
+    function: Callable[..., Any]  # the function that is called with the pieces
+    # whether each call gets the whole text so far; then later pieces are
+    # single tokens
     whole: bool = False
-    strong: bool = True  # it is for a cache, or for nothing
-    apart: bool = True  # texts do not share a state
-    # the user's maker of its cache, if no dtype is given to it
+    strong: bool = True  # whether its arguments can only be for a cache
+    apart: bool = True  # whether each text has its own cache
+    # name of the user's function that makes the cache, if it takes no dtype
     without_dtype: str = ""
-    # starts again by resets, without setups; None where there are not both
+    # begins a text by the model's reset methods only, without its set-up
+    # methods; None if the model lacks either kind of method
     reset: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Read the signature."""
+        """Derive from the function's signature how to call it."""
         self.arguments, name = token_argument(self.function)
         required = [
             n for n, p in self.arguments.items() if p.default is p.empty
@@ -143,27 +148,27 @@ class Convention:
 
     @property
     def says(self) -> str:
-        """The words of a report."""
+        """Return the convention in words, for a report."""
         return self.way.says
 
     @property
     def cache(self) -> str | None:
-        """The argument that takes the cache; None: it is inside."""
+        """Return the argument for the cache; None if the model holds it."""
         return self.way.cache
 
     @property
     def position(self) -> str | None:
-        """The argument that says where a piece starts."""
+        """Return the argument that takes the first position of a piece."""
         return self.way.position
 
     @property
     def flags(self) -> dict[str, Any]:
-        """The arguments that ask for a cache, with their values."""
+        """Return the arguments that request a cache, with their values."""
         return dict.fromkeys(self.way.flags, True)
 
     @property
     def optional(self) -> list[str]:
-        """The positions that a model counts itself where none are given."""
+        """Return the position arguments that a call may leave out."""
         taken = [name for name in POSITIONS if name in self.arguments]
         return [name for name in taken if self.arguments[name].default is None]
 
@@ -174,12 +179,12 @@ class Text:
     def __init__(self, convention: Convention, rows: int):
         self.convention = convention
         self.seen = torch.empty(rows, 0, dtype=torch.long)
-        self.returned = False  # whether a cache came back
+        self.returned = False  # whether the model has returned a cache
         with during("for an empty cache"), torch.no_grad():
             self.cache = convention.begin(rows)
 
     def feed(self, piece: Tensor, **mask: Tensor) -> Any:
-        """Return the model's answer to the next piece."""
+        """Feed the next piece to the model, and return its answer."""
         way, start = self.convention, self.seen.size(1)
         self.seen = torch.cat([self.seen.to(piece.device), piece], 1)
         tokens = self.seen.clone() if way.whole else piece.clone()
@@ -192,7 +197,7 @@ class Text:
                 at = at.expand(len(tokens), -1).clone()
             given[way.position] = at
         if "mask" in way.arguments and way.way.makes_room:
-            # a mask over all the room that was made
+            # the mask must cover the whole memory reserved for the cache
             room = torch.arange(way.subject.block_size, device=tokens.device)
             seen = room <= room[start : self.seen.size(1)].unsqueeze(1)
             given["mask"] = seen.expand(len(tokens), -1, -1)
@@ -207,7 +212,7 @@ class Text:
         return answer
 
     def _keep(self, answer: Any) -> None:
-        """Find the cache in an answer; without one, the given one is kept."""
+        """Keep the cache that an answer returns, or else the given one."""
         name, old = self.convention.cache, self.cache
         found = answer.get(name) if isinstance(answer, Mapping) else None
         found = getattr(answer, name or "", found)
@@ -216,7 +221,7 @@ class Text:
                 answer = [*answer.values()]
             parts = answer[1:] if isinstance(answer, list | tuple) else []
             parts = [part for part in parts if _may_be_cache(part)]
-            # a hidden state, a tensor, may come with a cache of several
+            # a hidden state, a tensor, may be returned next to a cache
             several = [p for p in parts if not isinstance(p, Tensor)]
             found = (several or parts or [None])[-1]
             kinds = list | tuple if isinstance(old, list) else type(old)
@@ -240,7 +245,11 @@ def sizes_of(cache: Any) -> list[tuple[int, ...]]:
 def conventions(
     subject: Subject, model: Any, start_again: Callable[[], None]
 ) -> Iterator[Convention]:
-    """Yield the ways to decode that a model's signature offers."""
+    """Yield the conventions (ways to decode) that a model's signature offers.
+
+    Each generator below yields the conventions of one or two Setups (places of
+    the cache). The caller tries them in this order.
+    """
     if isinstance(model, Program):
         yield from _by_lines(subject, model)
         return
@@ -253,100 +262,15 @@ def conventions(
     own = Convention(
         subject, Way(), lambda rows: None, model, apart=not resets
     )
-    flags = tuple(n for n in own.arguments if FLAG.fullmatch(n))
-    if "return_intermediates" in flags:
-        flags = ("return_intermediates",)
-    starts = [n for n in STARTS if n in own.arguments]
-    # positions that a model with a cache may also count itself
-    positions = [*starts, None, *(n for n in POSITIONS if n in own.arguments)]
-    caches = [
-        (name, _first_caches(own, name))
-        for name in (*STRONG, *WEAK)
-        if name in own.arguments
-    ]
-    user, without_dtype = subject.make_cache, ""
-    if user is not None:
-        title = getattr(user, "__name__", type(user).__name__)
-        taken = [*inspect.signature(user).parameters]
-        of_step = [n for n in taken[2:] if n in (*STRONG, *WEAK)]
-        if len(taken) > 2 and taken[1] in TOKENS:
-            of_step = of_step or taken[2:3]
-        if taken[:1] == ["model"] and of_step:
-            yield replace(  # step(model, tokens, cache), None at first
-                own,
-                function=partial(user, model),
-                way=Way(
-                    Setup.STEP,
-                    of_step[0],
-                    step=f"{title}({', '.join(taken)})",
-                ),
-            )
-        else:
-            named = [name for name, _ in caches]
-            named = named or [n for n in own.arguments if CACHED.search(n)]
-            named = named or _unknown_arguments(own)
-            made = First(Empty.CALL, title)
-            caches = [(n, {made: user}) for n in named] + caches
-            without_dtype = "" if {*taken} & {"dtype", "model"} else title
-
-    def reset(rows: int, maker: Callable[..., Any]) -> Any:
-        for method in resets.values():
-            fill(method, subject, model, rows)
-        return fill(maker, subject, model, rows)
-
-    for name, makers in caches:
-        memory = "mem" in name  # a flag of mems is one of no other cache
-        used = tuple(n for n in flags if memory or "mems" not in n)
-        for position, (first, maker) in product(positions, makers.items()):
-            sure = name in STRONG and not first.empty.guessed
-            yield replace(
-                own,
-                way=Way(
-                    Setup.ARGUMENT, name, first, flags=used, position=position
-                ),
-                begin=partial(reset, maker=maker),
-                whole="return_intermediates" in used,
-                strong=sure or maker is user,
-                without_dtype=without_dtype if maker is user else "",
-            )
-
-    made_for = 0  # rows
-
-    def begin(rows: int) -> None:
-        nonlocal made_for
-        anew, made_for = bool(setups) and rows != made_for, rows
-        if subject.keeps_state or anew or not (setups or resets or starts):
-            start_again()
-        for method in resets.values():
-            with suppress(Exception) if setups else nullcontext():
-                fill(method, subject, model, rows)  # there may be no room yet
-        for method in setups.values():
-            fill(method, subject, model, rows)
-
-    # what clears a cache may give its room back
-    again = {n: m for n, m in resets.items() if n.startswith("reset")}
-
-    def reset_only(rows: int) -> None:
-        for method in again.values():
-            fill(method, subject, model, rows)
-
-    called = (*resets, *setups)
-    for position in (*starts, None):
-        if position or flags:
-            yield replace(
-                own,
-                way=Way(methods=called, flags=flags, position=position),
-                begin=begin,
-                strong=bool(called),
-                apart=False,
-                reset=reset_only if again and setups else None,
-            )
+    yield from _by_step(own)
+    yield from _by_argument(own, resets)
+    yield from _by_state(own, resets, setups, start_again)
 
 
 def _by_lines(subject: Subject, program: Program) -> Iterator[Convention]:
-    """Yield the lines reset and feed, where a program says that it has them.
+    """Yield the convention of a program that declares reset and feed.
 
-    It has one cache, and its texts come one after another.
+    A program has one cache, which it uses for one text after another.
     """
     if program.has_cache:
         yield Convention(
@@ -358,24 +282,10 @@ def _by_lines(subject: Subject, program: Program) -> Iterator[Convention]:
         )
 
 
-def _unknown_arguments(own: Convention) -> list[str]:
-    """Return the arguments of a call whose names say nothing of their use."""
-    known = {
-        *(*TOKENS, own.caller.target_name, MASK, "mask"),
-        *(*POSITIONS, *STARTS, *own.caller.given),
-    }
-    none = None, inspect.Parameter.empty
-    return [
-        name
-        for name, p in own.arguments.items()
-        if name not in known and p.default in none
-    ]
-
-
 def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:
-    """Yield init_cache and decode, of the model or of its with_cache()."""
+    """Yield the convention of init_cache and decode, or of with_cache()."""
     readers = [(Setup.DECODE, model)]
-    with suppress(Exception):  # it may be another thing of the model's
+    with suppress(Exception):  # with_cache() may do something else
         readers.append((Setup.WITH_CACHE, model.with_cache()))
     for setup, reader in readers:
         both: list[Any] = [
@@ -389,12 +299,132 @@ def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:
                 yield replace(way, way=Way(setup, names[name is None]))
 
 
+def _by_step(own: Convention) -> Iterator[Convention]:
+    """Yield the convention of a user's step(model, tokens, cache).
+
+    With the first piece of a text, the step gets None as its cache.
+    """
+    user = own.subject.make_cache
+    if user is not None and (name := _cache_of_step(user)):
+        taken = ", ".join(inspect.signature(user).parameters)
+        yield replace(
+            own,
+            function=partial(user, own.function),
+            way=Way(Setup.STEP, name, step=f"{_title(user)}({taken})"),
+        )
+
+
+def _cache_of_step(user: Callable[..., Any]) -> str:
+    """Return a step's cache argument; "" if `user` only makes a cache."""
+    taken = [*inspect.signature(user).parameters]
+    if taken[:1] != ["model"]:
+        return ""
+    names = [n for n in taken[2:] if n in (*STRONG, *WEAK)]
+    if len(taken) > 2 and taken[1] in TOKENS:
+        names.append(taken[2])  # after the tokens: the cache, of any name
+    return names[0] if names else ""
+
+
+def _title(user: Callable[..., Any]) -> str:
+    return getattr(user, "__name__", type(user).__name__)
+
+
+def _by_argument(
+    own: Convention, resets: dict[str, Any]
+) -> Iterator[Convention]:
+    """Yield the conventions in which an argument of the call takes the cache.
+
+    `resets` are the model's methods that empty its cache before each text.
+    """
+    subject, model, user = own.subject, own.function, own.subject.make_cache
+
+    def begin(rows: int, maker: Callable[..., Any]) -> Any:
+        for method in resets.values():
+            fill(method, subject, model, rows)
+        return fill(maker, subject, model, rows)
+
+    # arguments for positions, even if the model also counts positions itself
+    taken = [name for name in POSITIONS if name in own.arguments]
+    positions = [*_starts_of(own), None, *taken]
+    flags = _flags_of(own)
+    for name, makers in _caches_of(own):
+        memory = "mem" in name  # flags with "mems" in them are for these only
+        used = tuple(n for n in flags if memory or "mems" not in n)
+        for position, (first, maker) in product(positions, makers.items()):
+            sure = name in STRONG and not first.empty.guessed
+            yield replace(
+                own,
+                way=Way(
+                    Setup.ARGUMENT, name, first, flags=used, position=position
+                ),
+                begin=partial(begin, maker=maker),
+                whole="return_intermediates" in used,
+                strong=sure or maker is user,
+                without_dtype=_without_dtype(user) if maker is user else "",
+            )
+
+
+def _flags_of(own: Convention) -> tuple[str, ...]:
+    """Return the arguments that request a cache."""
+    flags = tuple(n for n in own.arguments if FLAG.fullmatch(n))
+    alone = "return_intermediates"
+    return (alone,) if alone in flags else flags
+
+
+def _starts_of(own: Convention) -> list[str]:
+    """Return the arguments that take the first position of a piece."""
+    return [name for name in STARTS if name in own.arguments]
+
+
+def _caches_of(
+    own: Convention,
+) -> list[tuple[str, dict[First, Callable[..., Any]]]]:
+    """Return the arguments that take a cache, each with makers of a cache.
+
+    The user's maker comes first. If no argument has a known name, the user's
+    maker is tried for any argument that could be a cache.
+    """
+    caches = [
+        (name, _first_caches(own, name))
+        for name in (*STRONG, *WEAK)
+        if name in own.arguments
+    ]
+    user = own.subject.make_cache
+    if user is None or _cache_of_step(user):
+        return caches
+    names = [name for name, _ in caches]
+    names = names or [n for n in own.arguments if CACHED.search(n)]
+    names = names or _unknown_arguments(own)
+    made = First(Empty.CALL, _title(user))
+    return [(name, {made: user}) for name in names] + caches
+
+
+def _without_dtype(user: Callable[..., Any]) -> str:
+    """Return the name of a user's maker that takes no dtype, otherwise ""."""
+    takes = inspect.signature(user).parameters.keys() & {"dtype", "model"}
+    return "" if takes else _title(user)
+
+
+def _unknown_arguments(own: Convention) -> list[str]:
+    """Return the arguments of a call whose names do not show their use."""
+    known = {
+        *(*TOKENS, own.caller.target_name, MASK, "mask"),
+        *(*POSITIONS, *STARTS, *own.caller.given),
+    }
+    none = None, inspect.Parameter.empty
+    return [
+        name
+        for name, p in own.arguments.items()
+        if name not in known and p.default in none
+    ]
+
+
 def _first_caches(
     own: Convention, name: str
 ) -> dict[First, Callable[..., Any]]:
-    """Return what may make the cache of a first piece.
+    """Return possible makers of the empty cache for a text's first piece.
 
-    Arguments are filled by their names: see `fill`.
+    `fill` calls them, and finds their arguments by name.
     """
     subject, model = own.subject, own.function
     found: dict[First, Callable[..., Any]] = {}
@@ -416,15 +446,61 @@ def _first_caches(
     }
 
 
-# --- What makes an empty cache: methods, classes, their arguments ------------
+def _by_state(
+    own: Convention,
+    resets: dict[str, Any],
+    setups: dict[str, Any],
+    start_again: Callable[[], None],
+) -> Iterator[Convention]:
+    """Yield the conventions in which the model itself holds the cache.
 
-# Methods that return an empty cache, make room inside, or empty it again.
+    Before each text the model's methods `resets` are called, then `setups`.
+    """
+    subject, model = own.subject, own.function
+    starts, flags = _starts_of(own), _flags_of(own)
+    made_for = 0  # number of rows that the cache was last set up for
+
+    def begin(rows: int) -> None:
+        nonlocal made_for
+        anew, made_for = bool(setups) and rows != made_for, rows
+        if subject.keeps_state or anew or not (setups or resets or starts):
+            start_again()
+        for method in resets.values():
+            with suppress(Exception) if setups else nullcontext():
+                fill(method, subject, model, rows)  # may raise before set-up
+        for method in setups.values():
+            fill(method, subject, model, rows)
+
+    # methods named clear... are left out: they may free the cache's memory
+    again = {n: m for n, m in resets.items() if n.startswith("reset")}
+
+    def reset_only(rows: int) -> None:
+        for method in again.values():
+            fill(method, subject, model, rows)
+
+    called = (*resets, *setups)
+    for position in (*starts, None):
+        if position or flags:
+            yield replace(
+                own,
+                way=Way(methods=called, flags=flags, position=position),
+                begin=begin,
+                strong=bool(called),
+                apart=False,
+                reset=reset_only if again and setups else None,
+            )
+
+
+# --- Makers of an empty cache: methods, classes, their arguments ------------
+
+# Names of methods that return an empty cache, reserve its memory or clear it.
 WORD = r"_(kv_?)?(cache|caches|state|states|hidden|memory|mems)"
 MAKES = re.compile(rf"(init|initial|make|new|create|empty|get){WORD}")
 SETUP = re.compile(rf"(setup|set|init|enable|allocate|build|make){WORD}")
 RESET = re.compile(rf"(reset|clear|empty|flush){WORD}")
-EMPTIES = re.compile(r"reset\w*|clear(_cache)?|empty|flush")  # of a cache
-# Sizes that a cache is made with, by the names of arguments and attributes.
+# names of a cache's own method that empties it
+EMPTIES = re.compile(r"reset\w*|clear(_cache)?|empty|flush")
+# Names of arguments and attributes from which a cache gets its sizes.
 SIZE_NAMES = (
     ("n_kv_head", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
     ("n_head", "n_heads", "num_heads", "heads", "num_attention_heads"),
@@ -441,7 +517,7 @@ WIDTH_NAMES = ("size", "head_dim", "head_size", "d_head", "d_k", "dim_head")
 
 @dataclass
 class InferenceParams:
-    """A cache that the caller makes, and counts the tokens of."""
+    """A cache that the caller makes, and whose tokens the caller counts."""
 
     max_seqlen: int
     max_batch_size: int
@@ -452,19 +528,19 @@ class InferenceParams:
 
 
 def methods_of(model: Any) -> dict[str, Any]:
-    """Return a model's own methods that have to do with a cache."""
+    """Return a model's methods that concern a cache."""
     found = {}
     for name in sorted(set(dir(type(model))) - set(dir(nn.Module))):
         if any(p.fullmatch(name) for p in (MAKES, SETUP, RESET)):
-            with suppress(Exception):  # a property of the user's
+            with suppress(Exception):  # a property of the class may raise
                 found[name] = getattr(model, name)
     return {name: m for name, m in found.items() if inspect.ismethod(m)}
 
 
 def emptier_of(cache: Any) -> Any:
-    """Return the method by which a cache of the user's own class is emptied.
+    """Return the method that empties a cache of the user's class.
 
-    None where it has none, or several, or one that takes something.
+    Return None if it has no such method, several, or one that takes arguments.
     """
     kind = type(cache)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -478,10 +554,10 @@ def emptier_of(cache: Any) -> Any:
 
 
 def makers_of(model: Any) -> dict[str, Any]:
-    """Return what makes a cache: methods, and classes of the model's files.
+    """Return makers of a cache: methods, and classes of the model's files.
 
-    The classes may be defined or imported there. The names are those that its
-    forward sees: the module itself may be put away (see `Alone`).
+    The classes are found in the globals of forward, even if `Alone`
+    (shared/importing.py) has removed the module itself.
     """
     found = methods_of(model).items()
     makers = {name: m for name, m in found if MAKES.fullmatch(name)}
@@ -497,7 +573,7 @@ def makers_of(model: Any) -> dict[str, Any]:
 
 
 def layers_of(model: Any) -> int:
-    """Return how many layers a model has: as it says, or its longest list."""
+    """Return the number of layers: declared, or the longest ModuleList's."""
     said = declared(model, SIZE_NAMES[2])
     modules = model.modules() if isinstance(model, nn.Module) else ()
     lists = [len(m) for m in modules if isinstance(m, nn.ModuleList)]
@@ -505,10 +581,10 @@ def layers_of(model: Any) -> int:
 
 
 def fill(function: Any, subject: Subject, model: Any, rows: int) -> Any:
-    """Call what makes a cache, each argument filled by its name.
+    """Call a maker of a cache, with each argument filled by its name.
 
     Raises:
-        ValueError: for an argument without a default that has no known name.
+        ValueError: for an argument of unknown name without a default.
     """
     weights: Any = getattr(model, "parameters", list)()
     weight = next(iter(weights), torch.empty(0))

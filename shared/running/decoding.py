@@ -1,4 +1,4 @@
-"""Decodes with a model's cache: finds the way, and feeds pieces of text."""
+"""Decode with a model's cache: find the convention, and feed pieces."""
 
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
@@ -20,47 +20,50 @@ from .tokens import draw
 from .tolerances import SPREAD_OF_A_RIGHT_WAY
 from .variant import Variant, in_double, larger, own, precise
 
-# How sure it is that a way to call a model is decoding: it is none, what is
-# surely a cache cannot be used, it is used but wrongly, it is right.
+# Grades of a convention. NONE: the model does not decode by it. UNUSED:
+# nothing shows that the cache is used. WRONG: it is used, but scores are
+# wrong.
 NONE, UNUSED, WRONG, RIGHT = range(4)
 
 
 class Decoder:
-    """Decodes with a model's cache, in the way that is found to be right.
+    """Decodes with a model's cache, by the convention that fits it best.
 
-    A way is tried on a copy of the model and graded; the best is chosen, and
-    `bind` takes it to another copy. A new convention is a row of
-    `conventions`; what a model refuses is noted here and cut to. Comparisons
-    with the full forward are in `tracing/pieces.py`.
+    A convention is a way to pass a text to the model piece by piece. Several
+    are tried on a copy of the model and graded; the best one is chosen, and
+    `bind` applies it to another copy. To add a convention, yield it in
+    `conventions`. Pieces are cut to lengths that the model accepts.
+    `tracing/pieces.py` compares the scores with uncached ones.
 
     Args:
         subject: the model.
         enlarged: whether a copy with larger weights is tried first.
     """
 
-    convention: Any = None  # a Convention; None: no cache was found
-    reason = ""  # why a likely way is none
-    most: int | None = None  # tokens of a piece, where it refuses more
-    then_one = False  # whether it takes one after such a piece
-    one_by_one = False  # whether a text goes on with one token at a time only
+    convention: Any = None  # a Convention; None if no cache was found
+    reason = ""  # why a likely convention failed
+    most: int | None = None  # most tokens in one piece; None: no limit
+    then_one = False  # whether only single tokens may follow such a piece
+    one_by_one = False  # whether pieces after the first must be single tokens
 
     def __init__(self, subject: Subject, enlarged: bool = True):
         self.subject = subject = subject.with_room()
-        masked = subject.caller.takes_mask  # a mask of padding
+        masked = subject.caller.takes_mask  # whether calls take a padding mask
         makes: list[Callable[[], Variant | None]] = [
             lambda: precise(subject, masked=masked),
-            lambda: own(subject),  # a cache may be of one precision
+            lambda: own(subject),  # in its own dtype
         ]
         doubles = [in_double(subject, m) for m in (False, masked)]
         if enlarged and doubles != [True, False]:
-            makes.insert(0, lambda: larger(subject))  # attention may be 0
+            # fresh weights may be 0, which would hide a cache's use
+            makes.insert(0, lambda: larger(subject))
         best = NONE
         for make in makes:
             if best < WRONG and (variant := make()) is not None:
                 best = self._choose(variant)
 
     def _choose(self, variant: Variant) -> int:
-        """Choose the way that is right, or the likeliest of those wrong."""
+        """Choose the convention with right scores, or the one graded best."""
         self.variant, self.convention, best = variant, None, NONE
         wrong = dict[Way, Convention]()
         for way in self._ways(variant.model):
@@ -81,7 +84,7 @@ class Decoder:
         return best
 
     def _ways(self, model: Any) -> Iterator[Convention]:
-        """Decode with a model from now on; yield the ways that it offers."""
+        """Use this copy of the model; yield the conventions that it offers."""
         self.model, self._state = model, None
         if isinstance(model, nn.Module):
             model.eval()
@@ -89,19 +92,19 @@ class Decoder:
         return conventions(self.subject, model, self.start_again)
 
     def bind(self, model: Any) -> None:
-        """Decode with another copy of the model, in the way chosen."""
+        """Decode with another copy of the model, by the chosen convention."""
         chosen = self.convention.way
         offered = self._ways(model)
         found = next(each for each in offered if each.way == chosen)
-        self.convention = replace(found, way=chosen)  # with what it omits
+        self.convention = replace(found, way=chosen)  # `chosen` has `omitted`
 
     def start_again(self) -> None:
-        """Put back what the model held before its first piece."""
+        """Restore the state that the model had before its first piece."""
         if self._state is not None:
             self._state.put_back(always=True)
 
     def grade(self, way: Convention) -> int:
-        """Return how sure it is that a way is decoding with a cache."""
+        """Try a convention, and return its grade (NONE to RIGHT)."""
         subject = self.subject
         time, rows = subject.lengths.fit(5), subject.fit_rows(2)
         tokens = self.draw(rows, time, subject.generator())
@@ -149,9 +152,9 @@ class Decoder:
         return RIGHT if gap <= SPREAD_OF_A_RIGHT_WAY * full.std() else WRONG
 
     def _begun(self, way: Convention, ids: Tensor, by_one: bool) -> Text:
-        """Return a text that begins with these ids, which a way may refuse.
+        """Begin a text by feeding these ids, and return the text.
 
-        By one: whether they may be fed one by one where all are refused.
+        `by_one`: whether to feed the ids one by one if they are refused.
         """
         try:
             text = Text(way, len(ids))
@@ -169,13 +172,13 @@ class Decoder:
         return text
 
     def full(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the scores of the full forward."""
+        """Return the scores of a forward pass over whole texts, uncached."""
         if not self.convention.apart:
-            self.start_again()  # without what it holds
+            self.start_again()  # discard the cache left in the model
         return self.variant.scores(tokens, mask=mask)
 
     def scores(self, text: Text, piece: Tensor, **mask: Tensor) -> Tensor:
-        """Return the scores of a piece: all, or its last position's."""
+        """Feed a piece, and return scores at its positions (or its last)."""
         subject, (rows, size) = self.subject, piece.shape
         subject.budget.call()
         answer = text.feed(piece, **mask)
@@ -200,7 +203,7 @@ class Decoder:
     ) -> Tensor:
         """Return the scores of tokens that are fed piece by piece.
 
-        Where a piece has those of its last position only, others are 0.
+        If the model scores only a piece's last position, other scores are 0.
         """
         try:
             return self._in_pieces(tokens, self.cut(pieces), mask)
@@ -210,7 +213,7 @@ class Decoder:
             return self.in_pieces(tokens, pieces, mask)
 
     def _shorter(self, error: ModelRaised, pieces: list[int]) -> bool:
-        """Whether pieces were refused for their length, and are cut now."""
+        """Limit the sizes of pieces, and return whether one was too long."""
         cut = self.cut(pieces)
         longest, later = max(cut), max(cut[1:], default=1)
         if longest == 1 or not isinstance(error.__cause__, REFUSALS):
@@ -219,18 +222,18 @@ class Decoder:
             count = range(1, longest)
             self.most = bisect(count, False, key=lambda n: not self.takes(n))
             return True
-        if later > max(pieces[1:], default=1):  # since a long one was cut
+        if later > max(pieces[1:], default=1):  # the cut made one longer
             self.then_one = True
             return True
         return False
 
     @property
     def goes_on_by_one(self) -> bool:
-        """Whether each piece after the first has to be one token."""
+        """Return whether each piece after the first must be a single token."""
         return self.one_by_one or self.convention.whole
 
     def cut(self, pieces: list[int]) -> list[int]:
-        """Return pieces no longer than the model takes them."""
+        """Split the sizes of pieces that are too long for the model."""
         if self.most is None:
             return pieces
         later = 1 if self.then_one or self.goes_on_by_one else self.most
@@ -242,7 +245,7 @@ class Decoder:
         return found
 
     def takes(self, size: int) -> bool:
-        """Whether a text may begin with a piece of so many tokens."""
+        """Return whether a text may begin with a piece of this many tokens."""
         ids = self.draw(1, size, self.subject.generator())
         try:
             Text(self.convention, 1).feed(ids)
@@ -265,7 +268,7 @@ class Decoder:
             missing = piece.size(1) - scores.size(1)
             if missing and parts and bool(self.scored[:1].all()):
                 raise ModelRaised(
-                    f"of a piece of {piece.size(1)} tokens behind the first "
+                    f"of a piece of {piece.size(1)} tokens after the first "
                     f"{scores.size(1)} is answered"
                 )
             self.scored[end - scores.size(1) : end] = True
@@ -275,7 +278,7 @@ class Decoder:
     def draw(
         self, batch: int, time: int, generator: torch.Generator
     ) -> Tensor:
-        """Draw ids, none of them padding: that shifts some positions."""
+        """Draw ids other than padding, because padding shifts positions."""
         vocab = self.subject.vocab_size
         tokens = draw(vocab, batch, time, generator)
         for padding in padding_ids(self.model):
@@ -284,7 +287,7 @@ class Decoder:
 
 
 def _grown(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Whether no tensor of a cache, nor an axis of one, has lost a part."""
+    """Return whether no axis of the tensors in a cache got shorter."""
     same = len(before) == len(after)
     if same and isinstance(before, list):
         return all(map(_grown, before, after))

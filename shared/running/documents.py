@@ -1,4 +1,4 @@
-"""Documents packed in one row: how a model is told where they are."""
+"""Pack documents in one row, and tell a model where they are."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,13 +24,13 @@ from .model.inputs import (
 from .subject import Subject
 from .ways import MASKED, Case
 
-PROMISES = "documents", "cu_seqlens"  # kinds of arguments
+PROMISES = "documents", "cu_seqlens"  # kinds that promise isolated documents
 PLACES = (*PROMISES, "positions", BLOCKS, FOUR_AXES)
 INTEGERS = [case for case in MASKED if not case.boolean]
 
 
 class Beside(Enum):
-    """The attention mask that is given with documents, in words."""
+    """Attention masks that may be given together with documents, in words."""
 
     NOTHING = ""
     ONES = " and an attention mask of ones"
@@ -38,7 +38,7 @@ class Beside(Enum):
 
 
 class Numbering(Enum):
-    """Numbers of documents other than 0, 1, 2, ..., in words."""
+    """Unusual ways to number documents (not 0, 1, 2, ...), in words."""
 
     LARGE = "large ids with gaps"
     IN_TURNS = "two ids in turns"
@@ -46,13 +46,13 @@ class Numbering(Enum):
 
 @dataclass(frozen=True)
 class Packing(Input):
-    """One way to say where documents are.
+    """A way to tell a model where the documents in a row are.
 
     Attributes:
-        mark: the id that separates documents.
-        ends: whether the mark is the last token of a document, or the first.
-        beside: masks that can be given with the arguments.
-        ids: the argument that numbers the documents; "": none does.
+        mark: the id of the token that separates documents.
+        ends: whether the mark ends a document; otherwise it begins one.
+        beside: the attention masks that can be given besides the arguments.
+        ids: the argument that numbers the documents; "" for none.
     """
 
     mark: int | None = None
@@ -66,12 +66,13 @@ class Packing(Input):
         training: bool = False,
         beside: Beside = Beside.NOTHING,
     ) -> Case:
-        """Return the case of rows whose documents have some lengths.
+        """Return a case (way to call) whose documents have these lengths.
 
         Args:
-            lengths: of the documents, from those of a row and its place.
-            training: whether it is in train mode.
-            beside: the mask that is given with the arguments.
+            lengths: returns the document lengths of a row, given the row's
+                length and its place in the batch.
+            training: whether the model is in train mode.
+            beside: the attention mask that is given besides the arguments.
         """
 
         def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
@@ -91,13 +92,13 @@ class Packing(Input):
         return Case(how, training, training, given=given, own=self.own)
 
     def gives(self, name: str, tokens: Int[Tensor, "rows time"]) -> bool:
-        """Whether an argument is among those that it gives."""
-        with suppress(Exception):  # the user's function: a call shows it
+        """Return whether this packing gives the argument with that name."""
+        with suppress(Exception):  # the call itself will raise again
             return name in self.make(tokens)
         return False
 
     def numbered(self, numbering: Numbering) -> "Packing":
-        """Return the same with other numbers of documents."""
+        """Return the same packing, but with other ids for the documents."""
         name, number = self.ids, NUMBERS[numbering]
 
         def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
@@ -110,14 +111,14 @@ class Packing(Input):
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
     ) -> Int[Tensor, "rows time"]:
-        """Return tokens of one document with the mark between several."""
+        """Return the tokens, with the mark wherever two documents meet."""
         if self.mark is None:
             return tokens
         ends = torch.tensor(lengths).cumsum(0)[:-1] - int(self.ends)
         return tokens.index_fill(1, ends, self.mark)
 
     def without_cache(self, subject: Subject) -> "Packing | None":
-        """Return this packing with use_cache=False, if the call takes that."""
+        """Return this packing and use_cache=False, if calls take that flag."""
         caller = subject.caller
         if "use_cache" not in (*caller.arguments, *caller.own_arguments):
             return None
@@ -128,8 +129,8 @@ class Packing(Input):
         )
 
 
-# Numbers of documents, from those counted in a row: some that 16 bits, or 8,
-# cannot tell from each other, with gaps between, and two in turns.
+# Ids of documents other than 0, 1, 2, ...: some that 16 or 8 bits cannot
+# distinguish, some with gaps, and two that alternate.
 LARGE = 0, 256, 257, 300, 2048, 2049, 2060, 2061
 NUMBERS: dict[Numbering, Callable[[Tensor], Tensor]] = {
     Numbering.LARGE: lambda ids: (
@@ -138,14 +139,14 @@ NUMBERS: dict[Numbering, Callable[[Tensor], Tensor]] = {
     ),
     Numbering.IN_TURNS: lambda ids: 1 + ids % 2,
 }
-UNLIKE = 4  # rows of a proof, whose documents stand in other places
+UNLIKE = 4  # rows that a proof follows, each with other document lengths
 
 
 def split(time: int, place: int = 0) -> list[int]:
-    """Return lengths of documents in a row of a proof.
+    """Return the lengths of the documents in a row that a proof follows.
 
-    The first row has few, the second as many as tokens, the third some whose
-    boundaries are drawn, the fourth two that part in a later chunk.
+    The first row has few documents, the second has one per token, the third
+    has random boundaries, and the fourth has two, of unequal lengths.
     """
     if place % UNLIKE == 1:
         return [1] * time
@@ -158,23 +159,25 @@ def split(time: int, place: int = 0) -> list[int]:
 
 
 def drawn(time: int, count: int) -> list[int]:
-    """Return lengths of at most so many documents, with drawn boundaries."""
-    # not torch's: a proof follows what is drawn there
+    """Return lengths of up to `count` documents, with random boundaries."""
+    # Python's generator, because a proof would track torch's numbers as inputs
     few = min(count, time) - 1
     ends = [0, *sorted(Random(time).sample(range(1, time), few)), time]
     return [end - start for start, end in pairwise(ends)]
 
 
 def promised(subject: Subject) -> bool:
-    """Whether documents must be apart: declared, or an argument's purpose."""
+    """Return whether the user or an argument promises isolated documents."""
     kinds = {given.kind for given in subject.caller.inputs}
     return subject.documents is not None or bool(kinds & {*PROMISES})
 
 
 def packings(subject: Subject) -> list[Packing]:
-    """Return how documents can be given: alternatives, if it is promised.
+    """Return the ways to give documents to the model.
 
-    A packing that gives an attention mask gets no second one.
+    If isolated documents are promised, one of these ways must isolate them.
+
+    A way that itself includes an attention mask gets no second one.
     """
     ways, tokens = _ways(subject), subject.draw(1, 5)
     nothing = (Beside.NOTHING,)
@@ -232,7 +235,7 @@ def _ways(subject: Subject) -> list[Packing]:
 def _together(
     given: list[Input], beside: tuple[Beside, ...], first: int = 0
 ) -> Packing:
-    """Return the packing by all of these; documents are counted from first."""
+    """Join arguments in one packing that numbers documents from `first`."""
     given = [*{i.name: i for i in given}.values()]
 
     def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Exceptions of a check, and of a user's mistake."""
+"""Define exceptions of a check, and report a user's mistake."""
 
 import re
 import traceback
@@ -16,9 +16,9 @@ from ..notebooks import cell_of
 if TYPE_CHECKING:
     from .places import Place
 
-# Frames that are not the user's: of the checks, of PyTorch, of Python.
+# Files that are not the user's code: those of the kit, PyTorch and Python.
 KIT = Path(__file__).resolve().parents[1]
-ROOMS = (  # they call a user's model
+ROOMS = (  # the kit's packages that call a user's model
     *("running", "tracing", "proof", "invariants"),
     *("comparison", "distributed", "scoring"),
 )
@@ -26,29 +26,29 @@ OURS = (
     *(str(KIT / room) for room in (*ROOMS, "cli")),
     *(str(KIT / f"{name}.py") for name in ("targets", "importing")),
     *(str(Path(m.__file__ or "").parent) for m in (torch, jaxtyping)),
-    "<@beartype",  # the code of a shape check
+    "<@beartype",  # code that the type checker beartype generates
 )
 PYTHON = (str(Path(traceback.__file__).parent), "<frozen")
-FRAMES_SHOWN = 8  # of an exception, the innermost
+FRAMES_SHOWN = 8  # most frames of an exception that a message shows
 
 
 class SkipCheck(Exception):
-    """A check that does not apply to this model; the message says why."""
+    """Raised when a check does not apply to a model; the message says why."""
 
 
 class ModelRaised(AssertionError):
-    """The model raised where it should have answered; the cause is its own.
+    """Raised when the model raises; the cause is the model's exception.
 
-    An AssertionError, since inside a check it is a failure of the model.
+    It is an AssertionError, because in a check it is a model's failure.
     """
 
 
 class NoTargetLeftOut(ModelRaised):
-    """A loss counts targets that are marked as absent; check_loss says so."""
+    """Raised when a loss counts targets that are marked to be ignored."""
 
 
 class FailureAt(AssertionError):
-    """A failure, with the lines that it is about, the likeliest first."""
+    """Raised with the lines that may be at fault, the likeliest first."""
 
     def __init__(self, message: str, *places: "Place | None") -> None:
         super().__init__(message)
@@ -56,11 +56,11 @@ class FailureAt(AssertionError):
 
 
 class NotFinite(FailureAt):
-    """The scores are NaN or infinite."""
+    """Raised when scores are NaN or infinite."""
 
 
 class WithFacts(FailureAt):
-    """A failure with facts, by their names."""
+    """Raised for a failure with named facts, which a report shows."""
 
     def __init__(
         self, message: str, *places: "Place | None", **facts: Any
@@ -70,24 +70,24 @@ class WithFacts(FailureAt):
 
 
 class Leaked(WithFacts):
-    """A position sees a later token: facts for a reader of JSON.
+    """Raised when a position sees a later token; a JSON report has the facts.
 
-    Position, token, length, size, and file and line, if known.
+    The facts are position, token, length, size, and file and line if known.
     """
 
 
 class FoundOut(WithFacts):
-    """A failure that shows new values of a Subject's fields."""
+    """Raised for a failure; its facts give new values for Subject's fields."""
 
 
 class UnusableModel(ValueError):
-    """The target cannot be built, called or read as a language model.
+    """Raised if a target cannot be built, called or read as a language model.
 
-    The cause, where there is one, is the user's own exception.
+    The cause, if there is one, is the exception of the user's code.
     """
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: the user's own frames, and a line."""
+        """Return what IPython shows: the user's frames, then one line."""
         lines = []
         if (cause := with_their_frames(self.__cause__)) is not None:
             frames = traceback.extract_tb(cause.__traceback__)
@@ -100,14 +100,14 @@ class UnusableModel(ValueError):
 
 
 class UnknownSize(UnusableModel):
-    """A size that a model does not say, and nobody gave."""
+    """Raised for a size that is neither given nor declared by the model."""
 
 
 class OtherVocabulary(UnusableModel):
-    """The vocabulary that was given is not the model's own.
+    """Raised if the given vocabulary size differs from the model's.
 
     Attributes:
-        has: which one the model has.
+        has: the vocabulary size of the model.
     """
 
     def __init__(self, given: str, has: str) -> None:
@@ -123,10 +123,10 @@ def sentence(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the file and line of the user's own that raised, or "".
+    """Return the file and line of the user's code that raised, or "".
 
-    It is the innermost frame that is neither ours nor PyTorch's: none for
-    what PyTorch raises in a backward pass.
+    The place is the innermost frame that is neither the kit's nor PyTorch's.
+    It is "" if PyTorch raises in a backward pass.
     """
     frame = _their_frame(error)
     if frame is None:
@@ -135,7 +135,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _shown(file: str) -> str:
-    """Return a source file from the current folder, or which cell it is."""
+    """Return a file relative to the current folder, or a notebook's cell."""
     if cell := cell_of(file):
         return f"Cell {cell}"
     path = Path(file)
@@ -149,16 +149,16 @@ def _their_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def _their_frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames of the user's own code, from the innermost."""
+    """Yield the frames of the user's code, the innermost first."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     yield from (frame for frame in frames if is_theirs(frame.filename))
 
 
 def places_in(error: BaseException | None) -> list[dict[str, Any]]:
-    """Return the lines that an exception is about: each has a file and a line.
+    """Return the lines of code that an exception points to, with files.
 
-    The likeliest come first: those that a check found, then those where the
-    user's own code raised, from the innermost.
+    The likeliest come first: lines that a check found, then lines of the
+    user's code that raised, from the innermost.
     """
     found: list[tuple[str, int | None]] = []
     while error is not None:
@@ -175,16 +175,17 @@ def places_in(error: BaseException | None) -> list[dict[str, Any]]:
 
 
 def is_theirs(file: str) -> bool:
-    """Whether a source file is the user's: not ours, torch's or Python's."""
+    """Return whether a file is the user's: not the kit's or a library's."""
     python = file.startswith(PYTHON) and "-packages" not in file
     return not python and not file.startswith(OURS)
 
 
 def with_their_frames(error: BaseException | None) -> BaseException | None:
-    """Return an exception with the user's own frames alone, None for none."""
+    """Return an exception with only the user's frames; None if it has none."""
     if error is None:
         return None
-    if isinstance(error.__context__, ModelRaised):  # of an earlier try
+    # do not show the exception of an earlier attempt
+    if isinstance(error.__context__, ModelRaised):
         error.__context__ = None
     kept: TracebackType | None = None
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
@@ -196,16 +197,16 @@ def with_their_frames(error: BaseException | None) -> BaseException | None:
 def causes_of(
     error: BaseException, culprit: tuple[str, int] | None = None
 ) -> tuple[list[object], list[object]]:
-    """Return what says that an earlier failure has the cause of this one.
+    """Return keys that show whether two failures have the same cause.
 
-    The start of the exception's sentence, without numbers, and its place: a
-    crash at another length or in another dtype has the same cause. NaN scores
-    have one cause, whichever check meets them. And the culprit, the line
-    where a proof says that tokens or rows get through, if they do so in an
-    earlier failure or if the model raised there: BatchNorm does all three.
+    One key is the exception's place and the start of its message, without
+    numbers. So crashes at other lengths share a cause. NaN scores count as one
+    cause in all checks. Another key is the line where tokens or rows leak,
+    according to a proof. Two failures also share a cause if the earlier one
+    was raised at this line.
 
     Returns:
-        What to look for, and what a later failure is to look for.
+        The keys to look up among earlier failures, and the keys to record.
     """
     first = error.__cause__ or error
     words = re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)
@@ -220,4 +221,4 @@ def causes_of(
 
 
 class HookRaised(Exception):
-    """A hook of the checks raised: no fault of the model."""
+    """Raised if a hook of the checks raises, so the model is not at fault."""

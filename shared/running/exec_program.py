@@ -1,8 +1,8 @@
-"""A program in any language as a model: a line of ids in, scores out.
+"""Run a program in any language as a model: a line of ids in, scores out.
 
-`ExecProgram` speaks the protocol of docs/any_language.md to a `Child`, the
-running process. A child is read with a time limit, its standard error passes
-through, and it ends with the kit, however that ends.
+`ExecProgram` speaks the protocol of docs/how-to/any_language.md to a `Child`,
+the running process. Reads from a child have a time limit, and its standard
+error is passed on. The child ends when the kit ends, for any reason.
 """
 
 import math
@@ -28,17 +28,19 @@ from torch import Tensor
 
 from .program import Program, ProgramFailed, Refused
 
-CALL_SECONDS = 10.0  # for an answer; the variable sets both limits
-START_SECONDS = 60.0  # for the first one, after weights are loaded
+# seconds for an answer; the environment variable LIMIT_VARIABLE replaces both
+CALL_SECONDS = 10.0
+START_SECONDS = 60.0  # seconds for the first answer, while weights are loaded
 LIMIT_VARIABLE = "GPT_DUET_EXEC_SECONDS"
-MOST_BROKEN_ANSWERS = 3  # hangs and answers out of step; no call after these
-MOST_STARTS = 64  # of a program that dies where it should refuse
-LAST_LINES = 3  # of the standard error, shown in a failure
-SHOWN_CHARACTERS = 60  # of a line that cannot be read
-END_SECONDS = 0.5  # for a program to end by itself at the end of its input
+# after so many hangs and mismatched answers, no further call is made
+MOST_BROKEN_ANSWERS = 3
+MOST_STARTS = 64  # most starts of a program that dies instead of refusing ids
+LAST_LINES = 3  # lines of the standard error that a failure shows
+SHOWN_CHARACTERS = 60  # characters of an unreadable line in a failure
+END_SECONDS = 0.5  # seconds for a program to exit at the end of its input
 CHUNK_BYTES = 1 << 20
-PIPE_BYTES = 1 << 12  # a shorter line never waits for its reader
-ENOUGH_DIGITS = 7  # of float32: with fewer, printing rounds
+PIPE_BYTES = 1 << 12  # writing a line shorter than this never blocks
+ENOUGH_DIGITS = 7  # printed digits that a float32 needs
 
 WORDS = {"cache", "dump", "binary", "vocab_size", "block_size"}
 RUNS = re.compile("python|pypy|node|deno|bun|ruby|java|julia|lua|perl|go$")
@@ -46,7 +48,7 @@ NUMBER = re.compile(r"-?(\d*)\.?(\d*)(?:[eE]([-+]?\d+))?$")
 
 
 class Child:
-    """A running process: what it is sent, and what it answers in time."""
+    """A running process that gets requests, and must answer in time."""
 
     def __init__(self, command: Sequence[str]):
         posix = os.name == "posix"
@@ -72,19 +74,22 @@ class Child:
         self.end = weakref.finalize(self, _end, self.process, guard)
 
     def send(self, line: str, deadline: float) -> None:
-        """Write a line; a program that does not read it in time is ended."""
+        """Write a line; kill the program if it does not read in time."""
         data, pipe = f"{line}\n".encode(), self.process.stdin
         assert pipe is not None
-        late = Timer(deadline - monotonic(), self.end)
+        # kill instead of `end`, which closes the pipe and would wait for the
+        # write
+        late = Timer(deadline - monotonic(), _kill, (self.process,))
         if len(data) > PIPE_BYTES:
             late.start()
-        with suppress(OSError, ValueError):  # the answer will be missing
+        # a failed write shows as a missing answer
+        with suppress(OSError, ValueError):
             pipe.write(data)
             pipe.flush()
         late.cancel()
 
     def line(self, deadline: float) -> str | None:
-        """Return the next line, None where the output has ended."""
+        """Return the next line, None at the end of the output."""
         searched = 0
         while (at := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
@@ -93,21 +98,21 @@ class Child:
         return self._take(at + 1).decode("utf-8", "replace").rstrip("\r\n")
 
     def exactly(self, count: int, deadline: float) -> bytes | None:
-        """Return so many bytes, None where the output ends before."""
+        """Return exactly `count` bytes, None if the output ends earlier."""
         while len(self._buffer) < count:
             if not self._more(deadline):
                 return None
         return self._take(count)
 
     def unread(self) -> str:
-        """Return what it has written that no request asked for."""
+        """Return the output that the process has sent without a request."""
         with suppress(Empty):
             while True:
                 self._buffer += self._chunks.get_nowait()
         return self._buffer.decode("utf-8", "replace")
 
     def how_it_ended(self) -> str:
-        """Return the words for the exit status of a process that ended."""
+        """Return the exit status of a process in words."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_SECONDS)
         self._passer.join(END_SECONDS)
@@ -125,7 +130,7 @@ class Child:
         return taken
 
     def _more(self, deadline: float) -> bool:
-        """Wait for more output; return whether there is any.
+        """Wait for more output; return False at its end.
 
         Raises:
             TimeoutError: at the deadline.
@@ -142,7 +147,7 @@ class Child:
 
 
 def _read(pipe: IO[bytes], chunks: "SimpleQueue[bytes]") -> None:
-    """Hand out all output of a process, then an empty chunk."""
+    """Put all output of a process into a queue, then an empty chunk."""
     chunk = b"more"
     with pipe:
         while chunk:
@@ -154,7 +159,7 @@ def _read(pipe: IO[bytes], chunks: "SimpleQueue[bytes]") -> None:
 
 
 def _pass_on(pipe: IO[bytes], last_lines: "deque[str]") -> None:
-    """Write the standard error of a process to ours, and remember the end."""
+    """Copy the standard error of a process to ours; keep the last lines."""
     with pipe, suppress(OSError, ValueError):
         for line in pipe:
             text = line.decode("utf-8", "replace")
@@ -164,10 +169,10 @@ def _pass_on(pipe: IO[bytes], last_lines: "deque[str]") -> None:
 
 
 def _guard(group: int) -> "subprocess.Popen[bytes] | None":
-    """Start a shell that ends a group of processes once we are gone.
+    """Start a shell that ends a process group when this process ends.
 
-    Its input is a pipe that only this process holds: the pipe closes even
-    where the kit is killed.
+    The shell reads a pipe to which only this process can write. So the pipe
+    closes even if the kit is killed.
     """
     with suppress(OSError):
         return subprocess.Popen(
@@ -180,21 +185,26 @@ def _guard(group: int) -> "subprocess.Popen[bytes] | None":
     return None
 
 
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process, if it runs, and all processes that it has started."""
+    with suppress(OSError):
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+
+
 def _end(
     process: "subprocess.Popen[bytes]",
     guard: "subprocess.Popen[bytes] | None",
 ) -> None:
-    """End a process and all that it has started."""
+    """End a process and all processes that it has started."""
     if process.stdin is not None:
         with suppress(OSError, ValueError):
             process.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
-    with suppress(OSError):
-        if guard is None:
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
+    _kill(process)
     process.wait()
     if guard is not None:
         guard.kill()
@@ -202,15 +212,15 @@ def _end(
 
 
 class ExecProgram(Program):
-    """A program that is started by a command, and spoken to by lines.
+    """A program that a command starts, and that answers lines of ids.
 
-    It is started once, at the first call or by `started`. One that died is
-    started again for the next call.
+    The program is started once, at the first call or by `started`. If it dies,
+    the next call starts it again.
 
     Args:
-        command: as it is written in a shell, without a shell's operators.
-        vocab_size: numbers at each position; None: as many as the program
-            answers one id with.
+        command: the words of a shell command, without a shell's operators.
+        vocab_size: number of scores at a position; None means as many as the
+            program returns for one id.
     """
 
     def __init__(self, command: str, vocab_size: int | None = None):
@@ -225,31 +235,33 @@ class ExecProgram(Program):
         self._binary = False
         self._child: Child | None = None
         self._starts = self._broken = 0
-        self._asked_before = 0  # numbers of the answer before
-        self._measures = False  # whether digits of an answer are counted
-        self._failure = ""  # the last one, when no call follows it
+        self._asked_before = 0  # how many numbers the last line asked for
+        # whether the printed digits of the next answers are counted
+        self._measures = False
+        self._failure = ""  # why no further call is made, or ""
         said = _limit()
         self._seconds = said or CALL_SECONDS
         self._start_seconds = said or START_SECONDS
 
     def __call__(self, ids: Int[Tensor, "*rows time"]) -> np.ndarray:
-        """Return the scores of a text (time,) or of some, one by one."""
+        """Return the scores of a text (time,), or of several texts in turn."""
         if ids.ndim == 2:
             return np.stack([self(row) for row in ids])
         return self._ask("", ids.tolist())
 
     def reset(self) -> None:
-        """Begin a text in its cache."""
+        """Empty the program's cache, so that a new text can begin."""
         self._running().send("reset", self._deadline())
 
     def feed(self, ids: Int[Tensor, "time"]) -> Float[np.ndarray, "time v"]:
-        """Return the scores of the next ids of the text in its cache."""
+        """Return the scores of ids that continue the text in the cache."""
         return self._ask("feed ", ids.tolist())
 
     def dump(self, ids: Int[Tensor, "time"]) -> dict[str, np.ndarray]:
-        """Return the arrays that it computes for a text, in their order."""
+        """Return the arrays that the program computes for a text, in order."""
         asked, child = ids.tolist(), self._running()
-        deadline = monotonic() + self._start_seconds  # much is written
+        # a dump may take as long as a start
+        deadline = monotonic() + self._start_seconds
         found, self._measures = dict[str, np.ndarray](), True
         child.send(f"dump {' '.join(map(str, asked))}", deadline)
         while (line := self._line(asked, deadline)) != "end":
@@ -273,8 +285,8 @@ class ExecProgram(Program):
         """Start the program, and return it once it has answered an id.
 
         Raises:
-            ValueError: in one line, where it cannot be started, ends, hangs
-                or answers what cannot be read.
+            ValueError: in one line, if it cannot be started, ends, hangs or
+                gives an unreadable answer.
         """
         try:
             self._running()
@@ -304,7 +316,7 @@ class ExecProgram(Program):
     def _fitting(
         self, numbers: Float[np.ndarray, "count"], ids: list[int]
     ) -> Float[np.ndarray, "time v"]:
-        """Return the numbers of an answer as rows, one for each id."""
+        """Return the numbers of an answer as rows, a row for each id."""
         time, vocab = len(ids), self.vocab_size or numbers.size
         before, self._asked_before = self._asked_before, time * vocab
         if numbers.size != time * vocab or not vocab:
@@ -368,10 +380,10 @@ class ExecProgram(Program):
     # --- start and end ------------------------------------------------------
 
     def _running(self) -> Child:
-        """Return the process, started where it is not there.
+        """Return the running process; start the program if necessary.
 
         Raises:
-            ProgramFailed: where it cannot be started, or fails at one id.
+            ProgramFailed: if it cannot be started, or fails for one id.
         """
         if self._child is not None:
             return self._child
@@ -390,7 +402,7 @@ class ExecProgram(Program):
         return self._child
 
     def _greet(self, child: Child) -> None:
-        """Ask for the scores of id 0, and read the first line before them."""
+        """Request the scores of id 0, and read a greeting before them."""
         deadline = monotonic() + self._start_seconds
         self._measures = True
         child.send("0", deadline)
@@ -423,7 +435,8 @@ class ExecProgram(Program):
             f"each line?"
         )
         if self._child is not None:
-            self._child.process.kill()  # it would not end by itself
+            # a program that hangs would not exit by itself
+            self._child.process.kill()
         return self._out_of_step(what)
 
     def _died(self, ids: list[int]) -> ProgramFailed | Refused:
@@ -438,7 +451,7 @@ class ExecProgram(Program):
         return Refused(words) if status > 0 else ProgramFailed(words)
 
     def _out_of_step(self, what: str) -> ProgramFailed:
-        """End a program whose next answer could belong to another line."""
+        """End a program whose next answer could be for an earlier request."""
         child = self._child
         assert child is not None
         self.end()
@@ -455,17 +468,17 @@ class ExecProgram(Program):
 
 
 def _name_of(command: Sequence[str]) -> str:
-    """Return the name of a program's file, which an interpreter may read."""
+    """Return the file name of a program, without its interpreter."""
     name = Path(command[0]).name
     files = filter(os.path.isfile, command[1:])
     return Path(next(files, name)).name if RUNS.match(name) else name
 
 
 def _limit() -> float | None:
-    """Return the seconds of a call, if the variable sets them.
+    """Return the seconds that LIMIT_VARIABLE sets for a call, or None.
 
     Raises:
-        ValueError: for a variable that is not a positive number.
+        ValueError: if the variable is not a positive number.
     """
     said = os.environ.get(LIMIT_VARIABLE)
     if not said:
@@ -479,14 +492,14 @@ def _limit() -> float | None:
 
 
 def _largest(numbers: Float[np.ndarray, "count"]) -> float:
-    """Return the size of the largest number that is finite."""
+    """Return the largest absolute value of the finite numbers."""
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
 def _step(numbers: Sequence[str]) -> float:
-    """Return the size of the last digit of printed numbers.
+    """Return the size of one unit in the last digit of printed numbers.
 
-    It is 0 where they are integers, or where one has as many digits as
+    It is 0 if all numbers are integers, or if one has as many digits as
     float32 needs.
     """
     found = [m.groups() for n in numbers if (m := NUMBER.match(n))]

@@ -1,4 +1,4 @@
-"""Which axis of the tokens is time: (batch, time) or (time, batch)."""
+"""Find which axis of the tokens is time, the first or the second."""
 
 import torch
 
@@ -9,10 +9,10 @@ from .variant import Variant
 
 
 def require_batch_first(variant: Variant, batch: int, time: int) -> Subject:
-    """Refuse a model that takes (time, batch) where nothing says so.
+    """Refuse a model that takes (time, batch), unless layout="tb" was given.
 
-    It shows when a token moves what comes after it in the first axis and
-    not in the second, along which equal tokens have equal scores.
+    Such a model is recognised by two facts: a token changes later scores along
+    the first axis only, and equal tokens have equal scores along the second.
     """
     subject = variant.subject
     if subject.caller.time_first or time < 2:

@@ -1,4 +1,4 @@
-"""Losses: the mean cross-entropy, and all that a loss might be instead."""
+"""Compute losses: the mean cross-entropy, and common wrong losses."""
 
 import math
 from collections.abc import Sequence
@@ -21,15 +21,18 @@ from .tolerances import (
 )
 from .variant import Variant
 
-MOST_SMOOTHED = 0.5  # share of the targets, where a term is added as well
+MOST_SMOOTHED = 0.5  # largest share of smoothing next to an added term
 
 
 def cross_entropy(
     scores: Float[Tensor, "batch time vocab"],
     targets: Int[Tensor, "batch time"],
     **how: Any,
-) -> Float[Tensor, ""]:
-    """Return the mean cross-entropy, of targets on any device."""
+) -> Float[Tensor, "*shape"]:
+    """Return the cross-entropy; the targets may be on any device.
+
+    It is the mean over positions, unless `how` has another reduction.
+    """
     targets = targets.flatten().to(scores.device)
     return F.cross_entropy(scores.flatten(0, 1), targets, **how)
 
@@ -42,7 +45,7 @@ def mean_loss(
     reduction: str = "mean",
     smoothed: float = 0.0,
 ) -> Float[Tensor, "*shape"]:
-    """Return the cross-entropy of shifted targets, in float64."""
+    """Return the cross-entropy of targets shifted by `shift`, in float64."""
     if shift:
         scores, targets = scores[:, :-shift], targets[:, shift:]
     return cross_entropy(
@@ -57,13 +60,14 @@ def mean_loss(
 def added_to(
     scores: Tensor, targets: Sequence[Tensor], losses: Sequence[Any]
 ) -> tuple[set[int], float, float]:
-    """Return what losses add to the mean of their targets.
+    """Explain losses as the mean cross-entropy plus a term, or smoothed.
 
-    Two losses tell a term or a share; both at once need a third one.
+    `losses` has the loss for each of `targets`. Two losses suffice to find a
+    term or a share of label smoothing; to find both, a third loss is needed.
 
     Returns:
-        The shift of the targets, if any fits; a term that targets do not
-        change; and the share by which the targets are smoothed.
+        The shifts of the targets that explain the losses, a term that does not
+        depend on targets, and the share by which the targets are smoothed.
     """
     values = [float(loss.detach().double()) for loss in losses]
     for shift in (0, 1):
@@ -71,7 +75,8 @@ def added_to(
         rest = [loss - m for m, loss in zip(means, values, strict=True)]
         if max(rest) - min(rest) <= TERM_SHARE * abs(values[0]):
             return {shift}, rest[0], 0.0
-        # a share of the mean over all ids, instead of the target's
+        # label smoothing mixes a share of the mean loss over all ids into each
+        # loss
         kept = scores.double()[:, : scores.size(1) - shift]
         every = -float(kept.log_softmax(-1).mean())
         shares = [r / (every - m) for r, m in zip(rest, means, strict=True)]
@@ -85,7 +90,7 @@ def added_to(
             ]
             near = TERM_SHARE_OF_THREE * abs(values[0])
             same = max(terms) - min(terms) <= near
-            # a loss that is scaled down is less than the smoothed one
+            # a loss that is only scaled down would give a term below 0
             if same and 0 < share < MOST_SMOOTHED and terms[0] > 0:
                 return {shift}, terms[0], share
     return set(), 0.0, 0.0
@@ -97,12 +102,12 @@ def _all_close(shares: Sequence[float]) -> bool:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two losses are the same to the rounding of the second."""
+    """Return whether two losses are equal up to the second loss's rounding."""
     return bool((a - b).abs() <= tolerance_of(b) * (1 + a.abs()))
 
 
 def tolerance_of(value: Tensor) -> float:
-    """Return what losses of a dtype may differ by, relative to them."""
+    """Return the relative difference that rounding allows in a loss."""
     return LOSS_SHARES.get(value.dtype, LOSS_SHARE_OF_16_BITS)
 
 
@@ -112,7 +117,7 @@ def shifts_of(
     loss: Float[Tensor, ""],
     mark: int | None = None,
 ) -> set[int]:
-    """Return the shifts of targets at which the loss is their mean."""
+    """Return which shifts of targets make the loss the mean cross-entropy."""
     return {
         shift
         for shift in (0, 1)
@@ -126,7 +131,7 @@ def wrong_loss(
     loss: Float[Tensor, ""],
     mark: int | None = None,
 ) -> AssertionError:
-    """Return the failure of a loss that is no mean: what it is nearest to."""
+    """Return an error that says why a loss is not the mean cross-entropy."""
     loss, scores = loss.detach().double(), scores.detach()
     means = [float(mean_loss(scores, targets, s, mark)) for s in (0, 1)]
     wrong = _wrong_losses(scores, targets, mark)
@@ -136,7 +141,7 @@ def wrong_loss(
     if not close(wrong[name], loss):
         cause = (
             "no sum, second shift or mean over other targets gives it, nor a "
-            "term beside the mean that targets do not change"
+            "term added to the mean that targets do not change"
         )
     batch, time = targets.shape
     return AssertionError(
@@ -151,7 +156,7 @@ def _wrong_losses(
     targets: Int[Tensor, "batch time"],
     mark: int | None,
 ) -> dict[str, Tensor]:
-    """Return losses that models are known to return, by a description."""
+    """Return the values of losses with common mistakes, by description."""
     none = -100 if mark is None else mark
     losses = {"shifted twice": mean_loss(scores, targets, 2, mark)}
     for shift, where in ((0, ""), (1, ", shifted by one")):
@@ -172,7 +177,7 @@ def _wrong_losses(
             "averaged over each row first": (
                 (each.sum(1) / counted.sum(1)).mean()
             ),
-            "averaged over padding, too": each.mean(),
+            "averaged over padding as well": each.mean(),
             f"that counts {none} as id 0": mean_loss(scores, filled, shift),
         }
         found |= _of_chunks(each, counted)
@@ -186,10 +191,10 @@ def _wrong_losses(
 def _of_chunks(
     each: Float[Tensor, "batch time"], counted: Bool[Tensor, "batch time"]
 ) -> dict[str, Tensor]:
-    """Return losses that are taken in chunks, of all targets or along time.
+    """Return wrong losses that are computed chunk by chunk, by description.
 
-    Each chunk's mean counts the same, or they are summed, or what does not
-    fill a chunk is dropped.
+    There are three kinds: the mean of each chunk counts equally, the means are
+    summed, or an incomplete chunk is dropped.
     """
     mean, found = each.sum() / counted.sum(), dict[str, Tensor]()
     for count in range(2, each.numel()):
@@ -217,13 +222,13 @@ def _of_chunks(
 def scores_and_loss(
     variant: Variant, tokens: Tensor, targets: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return scores and loss of the model's own call with targets.
+    """Return scores and loss from one call of the model with targets.
 
-    None for what it does not return.
+    Each is None if the model does not return it.
 
     Raises:
-        ModelRaised: for a call with targets that the model refuses.
-        AssertionError: for changed targets, and a loss that is not a number.
+        ModelRaised: if the model refuses a call with targets.
+        AssertionError: if targets are changed, or the loss is not a number.
     """
     subject, name = variant.subject, variant.subject.caller.target_name
     given = targets.to(subject.device, copy=True)

@@ -1,4 +1,4 @@
-"""How a model is found out by calling it: `meet` alone writes a Subject."""
+"""Find out how to call a model, by calling it; `meet` returns a Subject."""
 
 import inspect
 import re
@@ -11,6 +11,7 @@ from itertools import pairwise, product
 from typing import Any, Unpack
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..settings import Settings, completed, takes
@@ -53,6 +54,7 @@ from .model.inputs import (
     INSTEAD,
     KEEPS,
     MASK,
+    OF_ANSWERS,
     PADDING,
     REFUSALS,
     Input,
@@ -78,7 +80,7 @@ from .ranks import on_any
 from .subject import Subject
 from .tokens import SHORT, draw
 from .tolerances import FLOOR_UNITS, SPREAD_OF_AN_IDLE_MASK
-from .variant import Copy, Variant
+from .variant import Copy, Variant, own
 from .ways import (
     EVAL,
     LOSSES,
@@ -91,10 +93,11 @@ from .ways import (
 )
 
 ON_SOME_RANKS = (
-    "the scores have a gradient on some ranks alone, as where stages run a "
+    "the scores have a gradient on some ranks only, as where stages run a "
     "backward pass by a schedule"
 )
-# No fault of a model: its device or a quantised kernel lacks it.
+# Messages of exceptions that are not the model's fault: its device or a
+# quantised kernel has no backward pass.
 NO_BACKWARD = re.compile("not support backward|derivative .*not implemented")
 
 
@@ -106,16 +109,16 @@ def meet(
     at: tuple[int, int] | None = None,
     **settings: Unpack[Settings],
 ) -> Subject:
-    """Return the facts of a model, found out by calling it.
+    """Call a model to find the facts that the checks need; return them.
 
-    Args: as for `check_model`; `at` are the rows and the length of the only
-        calls that will be made: where one such call shows how the scores are
-        read, nothing else is found out.
+    Args: as for `check_model`; `at` has the rows and the length of all later
+        calls, if these are known. The search ends when one call of this size
+        shows how to read the scores.
 
     Raises:
         UnusableModel: a ValueError, in one line, for a model that cannot be
-            built, called or read; the user's own exception is its cause.
-        ValueError: for settings that are none.
+            built, called or read. The user's own exception is its cause.
+        ValueError: for unknown settings.
     """
     given = completed("meet", Settings, settings)
     outputs, seed, documents = (
@@ -134,7 +137,7 @@ def meet(
     method = None if outputs == "logits" else LOG_PROBS
     call = caller_of(model, method, given["layout"] == "tb", given["inputs"])
     call = replace(call, output=given["output"])
-    rows, limit = None, declared(model, LENGTH)  # block_size may be less
+    rows, limit = None, declared(model, LENGTH)  # block_size may be smaller
     if isinstance(model, Program):
         call = replace(call, alone=True, no_gradients=NO_GRADIENTS)
         notes, rows = [*notes, *model.notes], 1
@@ -158,27 +161,32 @@ def meet(
         compile=given["compile"],
         notes=tuple(notes),
     )
-    taken = *call.given, *call.arguments, *call.own_arguments
-    if isinstance(documents, str) and documents not in taken:
-        raise ValueError(
-            f"documents name {documents}, which the call does not take: it "
-            f"takes {', '.join(taken) or 'tokens alone'}"
-        )
-    if isinstance(documents, int) and not 0 <= documents < vocab:
-        raise ValueError(
-            f"id {documents} separates documents, and is outside the "
-            f"vocabulary of {vocab}"
-        )
+    _require_documents(documents, call, vocab)
     if subject.heavy:
         model = builder.keep(model)
     with isolated(seed), subject.few_threads(), modes_kept([model]):
         return _find_out(subject, Copy(model), outputs, at)
 
 
+def _require_documents(documents: Any, caller: Caller, vocab: int) -> None:
+    """Require that `documents` names an argument of the call, or an id."""
+    taken = *caller.given, *caller.arguments, *caller.own_arguments
+    if isinstance(documents, str) and documents not in taken:
+        raise ValueError(
+            f"documents name {documents}, which the call does not take: it "
+            f"takes {', '.join(taken) or 'only tokens'}"
+        )
+    if isinstance(documents, int) and not 0 <= documents < vocab:
+        raise ValueError(
+            f"id {documents} separates documents, and is outside the "
+            f"vocabulary of {vocab}"
+        )
+
+
 def _find_out(
     subject: Subject, copy: Copy, outputs: str, at: tuple[int, int] | None
 ) -> Subject:
-    """Return the subject as its answers show it."""
+    """Return the subject with the facts that the model's answers show."""
     model, own = copy.model, subject.caller
     if isinstance(model, nn.Module):
         copy.built = KeptState(model)
@@ -199,34 +207,8 @@ def _find_out(
             )
     if subject.fault:
         return subject
-    for unusual, words in (
-        (
-            caller.method != own.method,
-            f"the model's own call returns no scores: {caller.method} is "
-            f"called for them",
-        ),
-        (
-            caller.compared,
-            "the model returns a loss alone: the scores are what it compares "
-            "with its targets",
-        ),
-        (
-            caller.shifts,
-            "its loss leaves out the last position: each text is called with "
-            "a token more",
-        ),
-        (
-            reader.form != BATCH_FIRST,
-            f"the scores are read as ({', '.join(reader.form)})",
-        ),
-        (
-            reader.alike > 1 and not {*SCORES} & {*reader.path},
-            f"the model answers with {reader.alike} tensors of scores: the "
-            f"first is checked",
-        ),
-    ):
-        if unusual:
-            subject = subject.noted(words)
+    for words in _unusual(caller, reader, own):
+        subject = subject.noted(words)
     subject = replace(
         subject,
         block_size=subject.block_size - caller.shifts,
@@ -237,7 +219,7 @@ def _find_out(
     )
     if size == at and (subject.builder.can_copy or not subject.is_module):
         return subject
-    with suppress(ModelRaised):  # a check will meet the exception as well
+    with suppress(ModelRaised):  # a later check will report it
         for find in (
             *(_find_gradients, find_state, require_batch_first),
             *(find_refusals, find_noise),
@@ -246,8 +228,36 @@ def _find_out(
     return _find_cases(subject, copy)
 
 
+def _unusual(caller: Caller, reader: Reader, own: Caller) -> Iterator[str]:
+    """Yield notes on an unusual way to get scores; `own` is the usual call."""
+    if caller.method != own.method:
+        yield (
+            f"the model's own call returns no scores: {caller.method} is "
+            f"called for them"
+        )
+    if caller.compared:
+        yield (
+            "the model returns only a loss: the scores are the tensors that "
+            "it compares with its targets"
+        )
+    if caller.shifts:
+        yield (
+            "its loss leaves out the last position: each text is called with "
+            "a token more"
+        )
+    if reader.form != BATCH_FIRST:
+        yield f"the scores are read as ({', '.join(reader.form)})"
+    if reader.alike > 1:
+        named = {*SCORES} & {*reader.path}
+        which = reader.where if named else "the first"
+        yield (
+            f"the model answers with {reader.alike} tensors of scores: "
+            f"{which} is checked"
+        )
+
+
 def _find_gradients(variant: Variant, batch: int, time: int) -> Subject:
-    """Find out whether this device records gradients of the model at all."""
+    """Find out whether the model has gradients on this device."""
     subject = variant.subject
     tokens = subject.draw(batch, time)
     try:
@@ -274,22 +284,24 @@ def _find_gradients(variant: Variant, batch: int, time: int) -> Subject:
 
 
 def _find_cases(subject: Subject, copy: Copy) -> Subject:
-    """Find the cases to call a model in which no scores come back."""
-    with suppress(ModelRaised):  # of the call without arguments
+    """Find the cases, or ways to call the model, that yield no scores."""
+    # if this fails, try only cases without arguments
+    with suppress(ModelRaised):
         subject = find_inputs(Variant(subject, copy))
     unanswered: list[Case] = []
-    # what the model raised: the first error, and all cases that raise it
+    # by kind of exception: the first exception, and the cases that raise it
     refused: dict[str, tuple[ModelRaised, list[str]]] = {}
     for case in to_be_tried(subject.caller):
         if case in unanswered:
             continue
         if case is LOSSES and TRAIN_TARGETS not in unanswered:
-            unanswered.append(case)  # its scores say more
+            # with targets it returns scores, which show more than losses
+            unanswered.append(case)
             continue
-        # one row would fit the axes of other masks as well
+        # two rows: with one, a mask of a wrong shape would fit as well
         rows = 1 if case.visible is None else subject.fit_rows(2)
         try:
-            Variant(subject, copy, case).scores(subject.draw(rows, 5))
+            _require_answer(subject, copy, case, subject.draw(rows, 5))
         except ModelRaised as error:
             unanswered.append(case)
             if case in MASKED:
@@ -303,24 +315,39 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
     return replace(subject, unanswered=tuple(unanswered))
 
 
+def _require_answer(
+    subject: Subject, copy: Copy, case: Case, tokens: Int[Tensor, "batch time"]
+) -> None:
+    """Call a model; if it raises, call a fresh copy as well.
+
+    The first copy may have raised only because of state from earlier calls.
+    """
+    try:
+        Variant(subject, copy, case).scores(tokens)
+    except ModelRaised:
+        if subject.heavy:
+            raise
+        own(subject).run_as(case).scores(tokens)
+
+
 # --- Scores ------------------------------------------------------------------
 
 Size = tuple[int, int]  # of batch and time
-OTHER_KIND = TypeError, AttributeError  # of a function written in arrays
+OTHER_KIND = TypeError, AttributeError  # usual where tensors do not fit
 
 
 def probe(
     subject: Subject, copy: Copy, at: Size | None = None
 ) -> tuple[Subject, Size]:
-    """Find how a model is called and its answer read, or the fault of both.
+    """Find how to call a model and read its answer; if impossible, say why.
 
-    Targets are added if the model scores fewer positions without them; other
-    sizes are tried if the model refuses the first, and `at` before all; at
-    last, where none is answered, the ids of a text without an axis of rows.
+    The size `at` is tried first, then other sizes, then single texts of shape
+    (time,). Targets are added if the model scores fewer positions without
+    them.
 
     Returns:
-        The subject with its caller and reader, or a fault, and a size that
-        the model answered.
+        The subject, with a caller and either a reader or a fault; and a size
+        that the model answered.
 
     Raises:
         ModelRaised: if the model answers at no size.
@@ -334,11 +361,9 @@ def probe(
             continue
         given = replace(subject.caller, alone=alone)
         for caller in _callers(given, copy.model):
+            called = replace(subject, caller=caller)
             try:
-                answers = [
-                    _call(replace(subject, caller=caller), copy, size, vocab)
-                    for size in sizes
-                ]
+                answers = [_call(called, copy, size, vocab) for size in sizes]
             except ModelRaised as error:
                 raised.append((error, caller))
                 continue
@@ -346,15 +371,13 @@ def probe(
             pairs = [*zip(answers, sizes, strict=True)]
             reader = _find_reader(pairs, vocab, padded, caller.time_first)
             if reader is not None:
-                found = replace(subject, caller=caller, reader=reader)
+                found = replace(called, reader=reader)
                 if alone and raised:
                     found = replace(found, rows=1).noted(
                         f"texts go through one by one, as ids (time,): "
                         f"{raised[0][0]}"
                     )
-                if caller.arrays or is_array(reach(answers[-1], reader.path)):
-                    why = caller.no_gradients or IN_ARRAYS
-                    found = replace(found, in_arrays=True).noted(why)
+                found = _with_arrays(found, answers[-1])
                 if sizes[-1] == at:
                     scores = found.read(answers[-1], *at)
                     found = _without_hidden(found, scores)
@@ -362,40 +385,64 @@ def probe(
             unread.append((caller, sizes[-1], answers[-1]))
     if unread:
         caller, size, answer = unread[0]
-        fault = (
-            f"the scores for tokens of shape {size} should have shape "
-            f"{(*size, vocab)} (batch, time, vocab), got {describe(answer)}"
-        )
-        if isinstance(answer, Tensor) and answer.numel() == 1:
-            fault += (
-                f", a loss: give the model a method {SCORERS[0]}(tokens) that "
-                f"returns the scores"
-            )
+        fault = _unreadable(answer, size, vocab)
         return replace(subject, caller=caller, fault=fault), size
-    if not subject.is_module:  # the other kind of ids says more
+    if not subject.is_module:  # exceptions of OTHER_KIND come last
         raised.sort(key=lambda r: isinstance(r[0].__cause__, OTHER_KIND))
     first, caller = raised[0]
     subject = replace(subject, caller=caller)
+    return replace(subject, fault=_refused(subject, copy, first)), (1, 1)
+
+
+def _with_arrays(subject: Subject, answer: Any) -> Subject:
+    """Record whether the scores in an answer are an array, not a tensor."""
+    caller = subject.caller
+    if caller.arrays or is_array(reach(answer, subject.reader.path)):
+        why = caller.no_gradients or IN_ARRAYS
+        return replace(subject, in_arrays=True).noted(why)
+    return subject
+
+
+def _unreadable(answer: Any, size: Size, vocab: int) -> str:
+    """Return the message for an answer in which no scores are found."""
+    fault = (
+        f"the scores for tokens of shape {size} should have shape "
+        f"{(*size, vocab)} (batch, time, vocab), got {describe(answer)}"
+    )
+    if isinstance(answer, Tensor) and answer.numel() == 1:
+        fault += (
+            f", a loss: give the model a method {SCORERS[0]}(tokens) that "
+            f"returns the scores"
+        )
+    return fault
+
+
+def _refused(subject: Subject, copy: Copy, first: ModelRaised) -> str:
+    """Return the message for a model that answers id 0, but no drawn ids.
+
+    Raises:
+        ModelRaised: the first exception, if the model does not answer id 0.
+    """
+    vocab = subject.vocab_size
     try:
-        _call(subject, copy, (1, 1), 1)  # id 0 alone
+        _call(subject, copy, (1, 1), 1)  # one row with one token, id 0
     except ModelRaised:
         raise first from first.__cause__
-    fault = f"of {vocab} ids some are refused: {first}"
     try:
         for rows, time in probe_sizes(vocab, subject.block_size):
-            size = 1 if caller.alone else rows, time
+            size = 1 if subject.caller.alone else rows, time
             _call(subject, copy, size, 1)
-    except ModelRaised as error:  # with id 0 alone as well: it is the length
-        fault = f"one token is answered, but {error}"
-    return replace(subject, fault=fault), (1, 1)
+    except ModelRaised as error:  # more tokens, all of id 0, are refused
+        return f"one token is answered, but {error}"
+    return f"of {vocab} ids some are refused: {first}"
 
 
 def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
-    """Call a model in eval mode on ids below top, top - 1 among them."""
+    """Call a model in eval mode on random ids below top, including top - 1."""
     tokens = torch.randint(top, size, generator=subject.generator())
     tokens[-1, -1] = top - 1
     variant = Variant(subject, copy)
-    with suppress(ModelRaised):  # the call before may have left it so
+    with suppress(ModelRaised):  # state left by an earlier call may raise
         return variant.answer(tokens, seed=subject.seed)
     stateful = replace(variant, subject=replace(subject, keeps_state=True))
     return stateful.answer(tokens, seed=subject.seed)
@@ -404,9 +451,9 @@ def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
 def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
     """Yield ways to call a model: as given, then with targets of zeros.
 
-    A function that refuses tensors may be written in arrays. A module whose
-    own call returns a loss alone may have a method for its scores; else they
-    are what it compares with its targets.
+    A function that refuses tensors may take arrays. If a module returns only a
+    loss, its scores come from another method, or are the tensors that the
+    module compares with the targets.
     """
     kinds = [caller]
     if not isinstance(model, nn.Module):
@@ -433,9 +480,10 @@ def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
 
 
 def _sizes(vocab: int, block: int, at: Size | None) -> Iterator[list[Size]]:
-    """Yield pairs of sizes to find the scores at.
+    """Yield sizes of calls whose answers show where the scores are.
 
-    One alone first, where no two of its axes could be taken for each other.
+    The size `at` comes first, by itself, if the axes of its scores differ in
+    length.
     """
     if at is not None and len({*at, vocab}) == 3 and at[1] <= block:
         yield [at]
@@ -450,14 +498,14 @@ def _sizes(vocab: int, block: int, at: Size | None) -> Iterator[list[Size]]:
 
 
 def probe_sizes(vocab: int, block: int) -> list[Size]:
-    """Return two sizes (batch, time) that differ from the vocabulary."""
+    """Return two sizes (batch, time), if possible without equal axes."""
 
     def shared(size: Size) -> int:
         numbers = [*size, vocab, size[0] * size[1], 1]
         return len(numbers) - len(set(numbers))
 
     sizes = [(b, t) for t in range(min(7, block), 0, -1) for b in (3, 2, 5)]
-    sizes.sort(key=shared)  # stable: longest first
+    sizes.sort(key=shared)  # stable: of equal keys, the longest stays first
     first = sizes[0]
     others = [s for s in sizes if s[0] != first[0] and s[1] != first[1]]
     return [first, (others or sizes[1:])[0]]
@@ -466,7 +514,7 @@ def probe_sizes(vocab: int, block: int) -> list[Size]:
 def _find_reader(
     answers: list[tuple[Any, Size]], vocab: int, padded: bool, time_first: bool
 ) -> Reader | None:
-    """Return a reader of the scores at the same place in both answers."""
+    """Return a reader of scores that are at the same place in all answers."""
     if time_first:
         answers = [(answer, size[::-1]) for answer, size in answers]
     last, size = answers[-1]
@@ -489,17 +537,17 @@ def _find_reader(
 
 # --- Lengths and rows --------------------------------------------------------
 
-# a model that accepts these lengths and the longest takes all
+# a model that accepts these and the longest length counts as accepting all
 PROBED_TOKENS = (1, 2, 3, 7)
-MANY_ROWS = 64  # as many as the checks give at once, but for a few
+MANY_ROWS = 64  # rows to try: nearly as many as the checks give at once
 
 
 def find_lengths(
     accepts: Callable[[int], bool], longest: int, known: int
 ) -> Lengths:
-    """Return the lengths that a model accepts, as far as some of them show.
+    """Try a few lengths, and return which lengths a model accepts.
 
-    One is known; none over the longest is tried.
+    `known` is a length that is accepted; no length above `longest` is tried.
     """
     accepts = cache(accepts)
     if all(accepts(t) for t in (*PROBED_TOKENS, longest) if t <= longest):
@@ -522,7 +570,7 @@ def find_lengths(
 
 
 def find_refusals(variant: Variant, batch: int, time: int) -> Subject:
-    """Find lengths and numbers of rows that are refused."""
+    """Find the lengths and numbers of rows that a model refuses."""
     subject = variant.subject
     refused: dict[tuple[int, int], ModelRaised] = {}
 
@@ -565,11 +613,11 @@ def find_refusals(variant: Variant, batch: int, time: int) -> Subject:
 
 # --- Repeated calls ----------------------------------------------------------
 
-NEVER = -9e3  # a score below this everywhere leaves no probability
+NEVER = -9e3  # an id whose scores are all below this has probability 0
 
 
 def find_state(variant: Variant, batch: int, time: int) -> Subject:
-    """Find out whether a call changes the next one, and can be undone."""
+    """Find out whether a call changes later calls, and can be undone."""
     subject = variant.subject
     tokens, between = subject.draw(2 * batch, time).split(batch)
 
@@ -590,17 +638,17 @@ def find_state(variant: Variant, batch: int, time: int) -> Subject:
     if not differs(variant):
         return subject
     if differs(undone):
-        why = "what a call leaves for the next one cannot be undone"
+        why = "the state that a call leaves cannot be undone"
         return replace(stateful, lost_state=f"{why}: see check_determinism")
     with operations_through(RecordedDraws()) as draws:
         undone.scores(tokens)
     stateful = stateful.noted(_words(variant, tokens))
-    # draws come from a generator that the model keeps
-    return replace(stateful, noisy=bool(draws.shapes))
+    # if random numbers were drawn, the model has its own generator
+    return replace(stateful, noisy=bool(draws.drawn))
 
 
 def _words(variant: Variant, tokens: Tensor) -> str:
-    """Return what a call leaves for the next one, with the name of it."""
+    """Return a note that names the state that a call changes."""
     before = values_of(variant.model)
     with suppress(ModelRaised):
         variant.scores(tokens)
@@ -610,14 +658,14 @@ def _words(variant: Variant, tokens: Tensor) -> str:
     name = min(names, key=lambda name: name not in buffers, default="")
     name = f" ({name})" if name else ""
     return (
-        f"a call shows in the scores of the next one{name}, which is the "
-        "matter of check_determinism: all other checks start each call from "
+        f"a call changes the scores of the next one{name}, which "
+        "check_determinism reports: all other checks start each call from "
         "the state that the model was built in"
     )
 
 
 def _without_hidden(subject: Subject, scores: Tensor) -> Subject:
-    """Note the ids whose scores are minus infinity at every position."""
+    """Record the ids whose scores are minus infinity at every position."""
     hidden = (scores < NEVER).flatten(0, 1).all(0)
     if not hidden.any() or hidden.all():
         return subject
@@ -629,7 +677,7 @@ def _without_hidden(subject: Subject, scores: Tensor) -> Subject:
 
 
 def find_noise(variant: Variant, batch: int, time: int) -> Subject:
-    """Find ids without a score, and whether random numbers are drawn."""
+    """Find ids without a score, and whether scores are random in eval mode."""
     subject = variant.subject
     tokens = subject.draw(batch, 7)
     first, again = (variant.scores(tokens, seed=1) for _ in "ab")
@@ -640,25 +688,24 @@ def find_noise(variant: Variant, batch: int, time: int) -> Subject:
     before = random_states()
     with operations_through(RecordedDraws()) as draws:
         variant.scores(tokens)
-    if not draws.shapes and random_states() == before:
+    if not draws.drawn and random_states() == before:
         words = _words(variant, tokens)
         return replace(subject, keeps_state=True).noted(words)
     return replace(subject, noisy=True).noted(
-        "random numbers are drawn in eval mode, which is the matter of "
-        "check_determinism: all other checks run the model from a fixed "
-        "random state"
+        "random numbers are drawn in eval mode, which check_determinism "
+        "reports: all other checks run the model from a fixed random state"
     )
 
 
 # --- Arguments ---------------------------------------------------------------
 
-# Each form of an argument is tried in turn: the first one that the model
-# answers is given. A mask whose name does not say what it hides is given in
-# the form that changes no score where it hides nothing.
+# The model gets the first form of an argument that it accepts. If a mask's
+# name does not show which value hides a token, a mask that hides nothing is
+# tried. In its right form, this mask changes no score.
 
 
 def find_inputs(variant: Variant) -> Subject:
-    """Find the form of each argument, and what is never given."""
+    """Find a form of each argument that the model accepts; list the others."""
     subject, caller = variant.subject, variant.subject.caller
     with_own = bool(caller.own_arguments) and _scores(variant, OWN) is not None
     names = [*caller.arguments, *(caller.own_arguments if with_own else ())]
@@ -681,7 +728,9 @@ def find_inputs(variant: Variant) -> Subject:
             closed |= {name, ENCODED_MASK if name == ENCODED else name}
             words = type(cause).__name__
             subject = subject.noted(f"the model refuses {name} ({words})")
-        elif not ANSWER.fullmatch(name):
+        elif ANSWER.fullmatch(name) or OF_ANSWERS.match(name):
+            closed |= {name}  # with this argument the model returns no scores
+        else:
             subject = subject.noted(f"not tried: {errors[0]}")
             if first.kind in (FLAGS, KEEPS) and answered:
                 never += [e.words for e in alike if e not in answered]
@@ -705,6 +754,7 @@ def find_inputs(variant: Variant) -> Subject:
         subject,
         caller=replace(caller, inputs=tuple(found)),
         never_given=tuple(never),
+        without=tuple(n for n in names if n not in {*closed, *never}),
         instead=tuple(n for n in names if INSTEAD.fullmatch(n)),
     )
 
@@ -712,7 +762,7 @@ def find_inputs(variant: Variant) -> Subject:
 def _answered(
     variant: Variant, alike: list[Input]
 ) -> tuple[list[Input], list[ModelRaised]]:
-    """Return which inputs of a form the model answers, and exceptions."""
+    """Return the inputs that the model accepts, and the others' exceptions."""
     answered, errors = list[Input](), list[ModelRaised]()
     for each in alike:
         try:
@@ -722,7 +772,7 @@ def _answered(
             continue
         if each.kind in (PADDING, FOUR_AXES) and not answered:
             plain = _scores(variant, OWN if each.own else EVAL)
-            apart = (scores - plain).abs().max()  # NaN is no likeness
+            apart = (scores - plain).abs().max()  # NaN fails the comparison
             if not bool(apart <= SPREAD_OF_AN_IDLE_MASK * plain.std()):
                 break
         answered.append(each)

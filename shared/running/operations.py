@@ -1,7 +1,7 @@
-"""A mode that sees each operation that PyTorch runs.
+"""Observe each operation that PyTorch runs, in a torch dispatch mode.
 
-Tensors of a class of their own (quantised, or laid out by a library) copy and
-compute by that class; the kit changes none of them.
+A tensor of a subclass (quantised, or in a library's layout) is copied and
+computed by its own class. The kit does not change its entries.
 """
 
 import sys
@@ -28,29 +28,30 @@ Seen = TypeVar("Seen", bound=Observer)
 
 
 class Operations(TorchDispatchMode):
-    """Base of what sees each operation inside.
+    """Base class of torch modes that observe each operation in their body.
 
-    Nothing is compiled there: dynamo, which would take a second, stays out.
+    Nothing is compiled in the body, because importing dynamo, torch's
+    compiler, would take a second.
     """
 
-    # flex_attention and its like: each runs as one operation
+    # run a higher-order operator such as flex_attention as one operation
     supports_higher_order_operators = True
 
-    sees: tuple[type, ...] = ()  # classes of tensors that it computes itself
+    sees: tuple[type, ...] = ()  # tensor classes that the mode handles
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a class of tensors compute first: a mode sees how it does."""
+        """Let tensors of an unknown class run an operation before the mode."""
         super().__init_subclass__(**options)
         carry_out = cls.__torch_dispatch__
 
         @wraps(carry_out)
         def dispatch(self, func, types, args=(), kwargs=None):
             if torch._C._get_dispatch_mode(FAKE) is not None:
-                return func(*args, **(kwargs or {}))  # DTensor asks a shape
+                return func(*args, **(kwargs or {}))  # DTensor infers shapes
             if any(not (k in cls.sees or is_plain(k)) for k in types):
                 return NotImplemented
             return carry_out(self, func, types, args, kwargs)
@@ -79,7 +80,7 @@ class _EachFunction(TorchFunctionMode):
 
 
 def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the arguments of an operation by their names."""
+    """Return the arguments of an operation by name."""
     schema = getattr(func, "_schema", None)
     names = [a.name for a in schema.arguments] if schema else []
     return dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -87,10 +88,10 @@ def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 @contextmanager
 def operations_through(observer: Seen) -> Iterator[Seen]:
-    """Hand each operation inside to an observer, which carries it out.
+    """Pass each operation to an observer, which runs it.
 
-    It is called with the operation, its name, its arguments and its keywords,
-    and returns the result.
+    The observer gets the operation, its name, arguments and keywords, and
+    returns the result.
     """
     with _Each(observer):
         yield observer
@@ -98,18 +99,18 @@ def operations_through(observer: Seen) -> Iterator[Seen]:
 
 @contextmanager
 def functions_through(observer: Seen) -> Iterator[Seen]:
-    """Hand each of torch's functions to an observer, as above."""
+    """Pass each torch function in the body to an observer, which runs it."""
     with _EachFunction(observer):
         yield observer
 
 
 @contextmanager
 def below_autograd() -> Iterator[None]:
-    """Let operations inside reach a mode whole, as linear, and one by one.
+    """Let modes observe each operation as the model calls it.
 
-    Autograd would take them apart, and the fused layers of torch's own
-    Transformer would hide them. What a model caches meanwhile can be
-    trained with later, which it cannot be after torch.inference_mode.
+    Autograd would split some operations (linear), and the fused layers of
+    torch's Transformer would hide others. Unlike in torch.inference_mode,
+    tensors that a model caches meanwhile can be used in training.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -120,11 +121,12 @@ def below_autograd() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-HOOKS = ("__torch_dispatch__", "__torch_function__")  # of a class's own
+# methods by which a class of tensors computes in its own way
+HOOKS = ("__torch_dispatch__", "__torch_function__")
 
 
 def is_plain(kind: type[Tensor]) -> bool:
-    """Whether a class of tensors computes as torch's own does."""
+    """Return whether a class of tensors computes as torch.Tensor does."""
     return all(_hook(kind, name) in OWN for name in HOOKS)
 
 
@@ -137,7 +139,7 @@ OWN = [_hook(kind, n) for kind in (Tensor, nn.Parameter) for n in HOOKS]
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
-    """Return the plain tensors that one is made of: itself, if it is one."""
+    """Return the plain tensors inside a tensor, or the tensor itself."""
     if is_plain(type(tensor)):
         return [tensor]
     names = [*vars(tensor)]
@@ -149,10 +151,10 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
 
 
 def quantised(model: Any) -> str:
-    """Return what says that a model is quantised, or "".
+    """Return why a model counts as quantised, or "".
 
-    Weights of a class of their own, or torch.ao's quantised modules, whose
-    packed weights are not tensors.
+    A weight has a class that is not torch's, or a module of torch.ao is
+    quantised, whose packed weights are not tensors.
     """
     if not isinstance(model, nn.Module):
         return ""
@@ -165,15 +167,15 @@ def quantised(model: Any) -> str:
     return ""
 
 
-# --- As it is written, or as its user compiled it ----------------------------
+# --- Uncompiled and compiled -------------------------------------------------
 
-DYNAMO = "torch._dynamo"  # nothing is compiled where it is not imported
-FLEX = "torch.nn.attention.flex_attention"  # it compiles its own operator
+DYNAMO = "torch._dynamo"  # nothing compiles before this module's import
+FLEX = "torch.nn.attention.flex_attention"  # compiles its own operator
 
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Run what is compiled as it is written: modes and hooks see it."""
+    """Run compiled code without compilation, so that modes observe it."""
     if DYNAMO in sys.modules:
         with torch.compiler.set_stance("force_eager"):
             yield
@@ -183,13 +185,14 @@ def as_written() -> Iterator[None]:
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Run what is compiled so, in a program that compiles nothing else again.
+    """Let torch.compile take effect, under any stance that the user set.
 
-    No mode may see it: dynamo would leave such a frame to Python for ever.
+    Torch modes are off in the body, because an active mode makes dynamo run
+    the frame uncompiled from then on.
 
     Raises:
-        RuntimeError: for a frame that would be compiled once more than
-            dynamo's limit, and run as it is written.
+        RuntimeError: if a frame would run uncompiled, beyond dynamo's compile
+            limit.
     """
     import torch._dynamo.config as config
 
@@ -213,7 +216,7 @@ def compiled_frames() -> int:
 def calls_seen_by(
     look: Callable[[FrameType, str, Any], None],
 ) -> Iterator[None]:
-    """Tell a function of each call of Python's inside, as sys.setprofile."""
+    """Pass each Python call in the body to a function, by sys.setprofile."""
     before = sys.getprofile()
     sys.setprofile(look)
     try:
@@ -223,7 +226,7 @@ def calls_seen_by(
 
 
 def runs_compiled(call: Callable[[], Any]) -> bool:
-    """Whether a call reaches what torch.compile made, whatever its stance."""
+    """Return whether a call runs compiled code, under any dynamo stance."""
     if DYNAMO not in sys.modules:
         return False
     found = False
@@ -242,10 +245,10 @@ def runs_compiled(call: Callable[[], Any]) -> bool:
 
 @contextmanager
 def flex_as_written() -> Iterator[None]:
-    """Run an uncompiled flex_attention as one operation, which modes see.
+    """Let modes see an uncompiled flex_attention as a single operation.
 
-    Otherwise dynamo would trace the mode. Each mask that is made inside
-    notes the line that makes it, and whether torch chose its blocks.
+    Otherwise dynamo would trace the kit's mode. Each mask made in the body
+    records the line that makes it, and whether torch chose its blocks.
     """
     flex: Any = sys.modules.get(FLEX)
     name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
@@ -274,7 +277,7 @@ def flex_as_written() -> Iterator[None]:
 
 
 def lists_of(blocks: tuple[Any, ...]) -> list[Tensor]:
-    """Return the lists of blocks that no line of torch's made."""
+    """Return the tensors of a BlockMask's lists, or [] if torch made them."""
     _, by_torch = getattr(blocks[2], "made", (None, False))
     lists = [] if by_torch else blocks[2:6]
     return [part for part in lists if isinstance(part, Tensor)]
@@ -282,13 +285,13 @@ def lists_of(blocks: tuple[Any, ...]) -> list[Tensor]:
 
 # --- An operation: its name, its tensors, what it writes ---------------------
 
-# fully_shard has some of torch's operations under another name
+# namespaces of torch's operations; fully_shard copies some into "fsdp"
 TORCHS_OWN = ("aten", "prims", "fsdp")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def tensors_in(values: Iterable[Any], lost: bool = False) -> list[Tensor]:
-    """Return the tensors in arguments; lost: those that carry no codes."""
+    """Return the strided tensors in arguments, or with `lost` the others."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -296,25 +299,14 @@ def tensors_in(values: Iterable[Any], lost: bool = False) -> list[Tensor]:
                 found.append(value)
         elif isinstance(value, list | tuple):
             found += tensors_in(value, lost)
+        elif isinstance(value, dict):
+            found += tensors_in(value.values(), lost)
     return found
-
-
-def written_by(func, args, kwargs) -> list[Tensor]:
-    """Return the arguments that an operation writes to."""
-    if not func._schema.is_mutable:
-        return []
-    schema = zip(func._schema.arguments, args, strict=False)
-    given = {a.name: value for a, value in schema} | kwargs
-    return tensors_in(
-        given.get(a.name)
-        for a in func._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-    )
 
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Whether an operation is made of others by its definition."""
+    """Return whether an operation is defined by other operations."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), COMPOSITE
     )
@@ -322,7 +314,7 @@ def is_composite(func: Any) -> bool:
 
 @cache
 def is_view(func: Any) -> bool:
-    """Whether all results of an operation of torch's share their numbers."""
+    """Return whether all results of an operation are views of arguments."""
     schema = func._schema
     shared = bool(schema.returns) and all(r.alias_info for r in schema.returns)
     shared |= schema.name == "aten::_unsafe_view"
@@ -332,20 +324,21 @@ def is_view(func: Any) -> bool:
 
 @cache
 def base_name(func: Any) -> str:
-    """Return an operation's name without the mark of an in-place one.
+    """Return an operation's name without the in-place underscore.
 
-    One of another namespace than torch's keeps it: a user's `audit::cumsum`
-    is not `cumsum`.
+    Outside torch's namespace the name is full: `audit::cumsum` is not
+    `cumsum`.
     """
     name = func.overloadpacket.__name__
+    own = func.namespace in TORCHS_OWN
+    if func.namespace == "prims":  # an author may add an operation to prims
+        own = name in getattr(sys.modules.get("torch._prims"), "__all__", ())
     if name.endswith("_") and name[-2:] != "__":
         name = name[:-1]
-    return (
-        name if func.namespace in TORCHS_OWN else f"{func.namespace}::{name}"
-    )
+    return name if own else f"{func.namespace}::{name}"
 
 
-# They hold whatever the memory held, until it is written.
+# Operations that return uninitialised memory.
 UNSET = (
     *("empty", "empty_like", "empty_permuted", "empty_strided"),
     *("new_empty", "new_empty_strided"),

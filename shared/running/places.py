@@ -1,4 +1,4 @@
-"""Where a value is computed: source line, function, operation, layer."""
+"""Find the place of a value: source line, function, operation, layer."""
 
 import copy
 import inspect
@@ -23,25 +23,26 @@ from ..notebooks import cell_of
 from ..validation import is_installed
 from .errors import ROOMS
 
-WIDTH = 48  # of an expression in a sentence
+WIDTH = 48  # most characters of a code expression that a sentence shows
 
 SHARED = Path(__file__).resolve().parents[1]
-# the styles lie inside what is installed, and next to shared in a checkout
+# folder of the two styles: the package; in a checkout, shared's parent
 STYLES = SHARED.parent if SHARED.name == "shared" else SHARED
 PACKAGES = Path(torch.__file__).resolve().parents[1]
 
 KIT = tuple(f"{SHARED / room}{os.sep}" for room in ROOMS)
-# folders whose frames belong to no model
+# folders with code that does not belong to a model
 NOT_THE_MODEL = (
-    # they turn tensors into their own arrays
+    # packages whose code turns tensors into arrays
     *(f"{PACKAGES / name}{os.sep}" for name in ("numpy", "jax", "mlx")),
     str(Path(torch.__file__).resolve().parent) + os.sep,
-    str(Path(jaxtyping.__file__).resolve().parent) + os.sep,  # its wrappers
-    copy.__file__,  # its lines copy a model's value
+    # wrappers of functions with checked shapes
+    str(Path(jaxtyping.__file__).resolve().parent) + os.sep,
+    copy.__file__,  # Python's module copy, which copies models
     *KIT,
 )
 
-# packages that carry out operations for a line of the model
+# folders of packages whose functions run operations for a line of the model
 OF_HELPERS = [
     f"-packages{os.sep}{name}{os.sep}"
     for name in ("einops", "opt_einsum", "beartype", "typeguard", "tensordict")
@@ -68,7 +69,7 @@ OPERATORS = {
 
 CONTAINERS = nn.ModuleList | nn.Sequential | nn.ModuleDict
 
-# Files and instructions from a value's line outwards to the model's call.
+# File and bytecode position of each frame, from a value's line to the call.
 Stack = tuple[tuple[str, int], ...]
 
 
@@ -77,19 +78,18 @@ class Place:
     """A line of a model, and the operation that is called there.
 
     Attributes:
-        path: of the source file, absolute.
-        line: number of the line; 0 for what has none: an array in a file.
-        op: what torch computes there: "gelu", "@", ...
-        function: name of the function, with its class; of the array.
-        span: of the expression: columns from and to, and its last line.
-        layer: of the model, None outside of its layers.
-        inside: which step inside the operation, "" for its result.
+        path: absolute path of the source file.
+        line: number of the line; 0 for an array that was read from a file.
+        op: the operation of torch: "gelu", "@", ...
+        function: name of the function with its class, or name of the array.
+        span: first and last column of the expression, and its last line.
+        layer: layer of the model, None outside of layers.
+        inside: step inside a fused operation; "" for the operation's result.
         caller: file and line that call the function, and the function's
-            module, where the model's own code calls it; no part of a
-            comparison of places.
-        module: the name of the innermost module that runs, likewise.
-        by_op: whether messages name the operation instead of the
-            expression, as one line may hold several; likewise.
+            module, if the model's code calls it. == ignores this.
+        module: name of the innermost running module; ignored by ==.
+        by_op: whether messages name the operation instead of the expression,
+            because a line may have several operations. == ignores this.
     """
 
     path: str
@@ -105,27 +105,27 @@ class Place:
 
     @property
     def file(self) -> str:
-        """The path as a reader would write it."""
+        """Return the path as messages show it."""
         return short_path(self.path)
 
     @property
     def recorded(self) -> bool:
-        """Whether this is an array in a file, the function its name."""
+        """Return whether this is an array from a file, not a line of code."""
         return self.line == 0
 
     @property
     def in_model(self) -> bool:
-        """Whether the line is the model's, not the kit's own."""
+        """Return whether the line belongs to the model, not to the kit."""
         return not self.path.startswith(KIT)
 
     @property
     def is_library(self) -> bool:
-        """Whether the line is in an installed package."""
+        """Return whether the line is in an installed package."""
         return is_installed(self.path)
 
     @property
     def code(self) -> str:
-        """The expression in the source, in one line."""
+        """Return the expression in the source, as one line."""
         if self.recorded:
             return self.function
         start, end, last = self.span
@@ -152,23 +152,23 @@ class Place:
 
     @property
     def of_module(self) -> str:
-        """The name of the module whose function this is, "" for none."""
+        """Return the name of the module whose function this is, or ""."""
         return self.caller[2] if self.caller is not None else ""
 
     @property
     def site(self) -> str:
-        """Where the model calls the function, and for which module."""
+        """Return the line that calls the function, and the calling module."""
         if self.caller is None:
             return ""
         path, line, name = self.caller
         where = "line " if path == self.path else f"{short_path(path)}:"
-        # a number in a list goes with the name of the list
+        # a list's item is shown with the list's name: "blocks.0", not "0"
         found = re.search(r"[^.]+(\.\d+)*$", name)
         module = f" ({found[0]})" if found else ""
         return f", called from {where}{line}{module}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return what a reader of JSON needs."""
+        """Return the place as a dict, ready for JSON."""
         names = ["file", "line", "function", "op", "code", "inside"]
         found = {n: getattr(self, n) for n in (*names, "layer", "module")}
         caller = self.caller
@@ -194,14 +194,14 @@ def find_call(
     modules: Mapping[int, str],
     outermost: CodeType | None,
 ) -> tuple[Place, Stack]:
-    """Return the place with its layer, module and caller, and the stack.
+    """Return an operation's place, with layer and caller, and its stack.
 
     Args:
-        op: what torch computes.
-        layers: as `layers_of` returns them.
+        op: the operation of torch.
+        layers: the result of `layers_of`.
         modules: the name of each module by its id.
-        outermost: the code of the function that runs the model; frames
-            above it are not looked at.
+        outermost: code of the function that runs the model; outer frames are
+            left out.
     """
     stack: list[tuple[str, int]] = []
     own = torchs = None
@@ -226,7 +226,7 @@ def find_call(
             stack.append((code.co_filename, frame.f_lasti))
         elif code.co_name == "forward":
             torchs = torchs or frame
-    # a model of torch's own modules alone: the module's line
+    # if the model has only torch's own modules, use a line of one of these
     frame = own or torchs or sys._getframe()
     more = {"layer": layer, "caller": caller, "module": module}
     return _place(frame, op, by_op=True, **more), tuple(stack)
@@ -263,17 +263,17 @@ def code_of(function: Any) -> CodeType | None:
 
 
 def lines_of_code(code: CodeType) -> list[str]:
-    """Return the lines of a function's source, [] where they are in no file.
+    """Return the lines of a function's source, [] if no file has them.
 
-    inspect.getsource asks each module of the process for its file, and an
-    alias that imports another module at the first question may raise.
+    inspect.getsource is not used. It reads an attribute of each module in the
+    process, and a module that is imported only then may raise.
     """
     lines = linecache.getlines(code.co_filename)
     return inspect.getblock(lines[code.co_firstlineno - 1 :])
 
 
 def place_of_code(function: object) -> Place:
-    """Return the line where a function, or a callable's class, is defined."""
+    """Return the line that defines a function or a callable's class."""
     code = code_of(function)
     name = type(function).__name__
     if code is None:
@@ -293,7 +293,7 @@ def place_of_def(function: object) -> Place:
 
 @cache
 def _span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
-    """Return an expression's columns and last line; 0: Python kept none."""
+    """Return an expression's columns and last line, zeros if unknown."""
     positions = islice(code.co_positions(), instruction // 2, None)
     _, last, start, end = next(positions)
     return start or 0, end or 0, last or 0
@@ -301,7 +301,7 @@ def _span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
 
 @cache
 def _skipped(file: str) -> bool:
-    """Whether a file belongs to no model."""
+    """Return whether a file holds no code of a model."""
     path = os.path.abspath(file)
     return (
         file.startswith("<")
@@ -311,9 +311,9 @@ def _skipped(file: str) -> bool:
 
 
 def short_path(path: str) -> str:
-    """Return a path from the current folder, or from its package's.
+    """Return a path relative to the current folder, or to a package's parent.
 
-    Of a notebook's cell the name: "In[2]".
+    A cell of a notebook is shown as "In[2]".
     """
     return cell_of(path) or _short_path(path)
 
@@ -330,14 +330,14 @@ def _short_path(path: str) -> str:
 
 
 def layers_of(model: object) -> dict[int, int]:
-    """Return for the id of each module within a layer the layer's number.
+    """Map the id() of each module in a layer to the number of that layer.
 
-    Layers are the outermost container's members that have parts of their
-    own and are of one class.
+    Layers are members of the outermost container whose members have
+    submodules and the same class.
     """
     layers: dict[int, int] = {}
     for module in model.modules() if isinstance(model, nn.Module) else ():
-        # heads, experts: containers within a layer
+        # a container inside a layer holds heads or experts, not layers
         if not isinstance(module, CONTAINERS) or id(module) in layers:
             continue
         children = list(module.children())

@@ -1,4 +1,4 @@
-"""The loss at each position, from a model that returns no scores with it."""
+"""Read the loss at each position of a model that returns no scores."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,27 +13,27 @@ from .errors import ModelRaised, NoTargetLeftOut
 from .model.calling import find_loss
 from .tolerances import SPLIT_LOSS_SHARE
 
-MARKS = (-100, -1)  # for no target: PyTorch's own, and minGPT's
+MARKS = (-100, -1)  # targets to be ignored: PyTorch's mark, minGPT's
 
 
 class PositionLosses:
-    """Reads the loss of each position alone, the other targets left out."""
+    """Reads one target's loss at a time, while other targets are ignored."""
 
-    mark: int | None = None  # of targets that the model's loss leaves out
+    mark: int | None = None  # target that the model's loss ignores
 
     def read(
         self,
         answer: Callable[[Int[Tensor, "batch time"]], Any],
         targets: Int[Tensor, "batch time"],
     ) -> Float[Tensor, "batch time 1"]:
-        """Return the loss of each target less that of another id there.
+        """Return each target's loss minus another id's loss at its place.
 
-        So a term that targets do not change drops out. Answer calls the model
-        with some targets.
+        The difference cancels terms that do not depend on targets. `answer`
+        calls the model with the targets that it is given.
 
         Raises:
-            ModelRaised: for a model that leaves out no target, or returns no
-                loss.
+            ModelRaised: if the model cannot ignore targets, or returns
+                no loss.
         """
         rows, time = targets.shape
 
@@ -45,7 +45,7 @@ class PositionLosses:
                 given[place] = ids[place]
             found = find_loss(answer(given))
             if found is None:
-                raise ModelRaised("no loss comes back with targets")
+                raise ModelRaised("the model returns no loss for targets")
             return found.detach()
 
         def leaves_out(mark: int) -> bool:
@@ -65,4 +65,4 @@ class PositionLosses:
         each = torch.stack(
             [loss(mark, at) - loss(mark, at, ids=others) for at in places]
         )
-        return each.view(rows, time, 1).nan_to_num()  # 0: of no target
+        return each.view(rows, time, 1).nan_to_num()  # no target: NaN, so 0

@@ -1,17 +1,17 @@
-"""The ranks of a torchrun: each makes the same calls, and all agree.
+"""Make all ranks (processes of torchrun) take the same steps together.
 
-A check runs on every rank at once, and its model calls collectives. So all
-that decides about the next call is the same on all ranks: random numbers come
-from the kit's own generators, the clock is rank 0's, the scores are rank 0's
-where ranks return others, and an exception on one rank is raised on all. In a
-single process nothing here does anything.
+A check runs on all ranks at once, and its model calls collectives. So all
+ranks must make the same calls in the same order. Therefore random numbers come
+from the kit's generators, and the time from rank 0's clock. If ranks return
+different scores, those of rank 0 are used. An exception on one rank is raised
+on all ranks. In a single process this module does nothing.
 """
 
 import atexit
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import lru_cache
@@ -28,41 +28,43 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .tolerances import RANK_GRADIENT_SHARE
 
 PATIENCE = 300  # seconds until a rank that does not arrive counts as lost
-FRAMES = 16  # from an operation to the code of torch that calls it
-SIZE = 2048  # bytes of a message to the other ranks; longer ones take two
+FRAMES = 16  # most frames from an operation to the code of FSDP
+SIZE = 2048  # bytes of a message; a longer one is sent as two
 Measure = Callable[[Tensor, Tensor], tuple[float, float, int]]
-# of statuses: the verdict of all ranks is the first of these
+# statuses, worst first: the verdict is the worst status of any rank
 WORST = ("failed", "error", "parted", "skipped", "passed")
 
 
 class RankLost(BaseException):
-    """A rank ended, or does not arrive: no check can go on."""
+    """Raised when a rank ends or does not arrive: no check can continue."""
 
 
 class RankRaised(ValueError):
-    """An exception on another rank."""
+    """Raised on each rank for an exception on another rank."""
 
 
 class Parted(BaseException):
-    """Another rank makes another call, or has ended the check."""
+    """Raised when another rank takes a different step, or ends the check."""
 
 
 class Ranks:
-    """This process among those that check one model together."""
+    """This process, among the ranks that check a model together."""
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self.clock = 0.0  # rank 0's, when all last met
-        self.since, self.longest = perf_counter(), 0.0  # by this process
-        self.stage = "the start"  # the check that runs
-        # how many times the rounding that is ignored the scores of a rank are
-        # from rank 0's, at most, and which rank
+        self.clock = 0.0  # seconds on rank 0's clock at the last exchange
+        # on this rank's clock: time of the last exchange, longest wait so far
+        self.since, self.longest = perf_counter(), 0.0
+        self.stage = "the start"  # name of the running check
+        # the largest distance between a rank's scores and rank 0's, in
+        # multiples of the ignored rounding, and a sentence about it
         self.apart: tuple[float, str] = (0.0, "")
-        self.own_texts = False  # whether each rank runs another text
-        # parameters that are equal on all ranks, and whose gradients are not
+        self.own_texts = False  # whether each rank runs a different text
+        # parameters that are equal on all ranks, but have different gradients
         self.partial: set[str] = set()
-        self.serial = 0  # of what has run on all ranks together
-        self.weaker = False  # whether another rank has less evidence
+        self.serial = 0  # number of steps that all ranks have made together
+        # whether the verdict comes from a rank with less evidence
+        self.weaker = False
         try:
             self.group = dist.new_group(
                 backend="gloo", timeout=timedelta(seconds=PATIENCE)
@@ -71,7 +73,7 @@ class Ranks:
             raise self._lost(error) from None
 
     def _exchange(self, data: bytes, size: int) -> list[bytes]:
-        """Return the messages of all ranks, each cut at a size."""
+        """Return the messages of all ranks, each at most `size` bytes long."""
         padded = bytearray(data[:size].ljust(size, b"\0"))
         own = torch.frombuffer(padded, dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self.count)]
@@ -92,10 +94,10 @@ class Ranks:
         )
 
     def gather(self, own: Any = None, what: str = "a text") -> list[Any]:
-        """Go on once all ranks are here; return what each has, as JSON can.
+        """Wait for all ranks; return the JSON value of each rank.
 
         Raises:
-            Parted: where another rank is elsewhere.
+            Parted: if another rank makes a different step.
         """
         text = json.dumps([what, perf_counter(), own]).encode()
         data = b"%8d" % len(text) + text
@@ -115,7 +117,7 @@ class Ranks:
         return [theirs for *_, theirs in every]
 
     def reduced(self, values: Tensor, how: str = "SUM") -> Tensor:
-        """Return the sum of all ranks, or their "MAX", each at its place."""
+        """Return the elementwise sum or maximum ("MAX") over all ranks."""
         self.gather(what="numbers")
         with _outside(), torch.no_grad():
             kind = values.dtype if values.is_floating_point() else torch.int64
@@ -126,7 +128,7 @@ class Ranks:
         return total.to(values)
 
     def sums(self, values: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-        """Return the sums of all ranks by name, by one message."""
+        """Return each named tensor's sum over all ranks, in one exchange."""
         if not values:
             return {}
         flat = [value.double().flatten() for value in values.values()]
@@ -135,25 +137,27 @@ class Ranks:
         return {name: part.view(value.shape) for (name, value), part in pairs}
 
     def by_name(self, own: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return what each rank has under each name, None for nothing.
+        """Return, by name, each rank's value; None for a rank without one.
 
-        Stages of a pipeline have parameters of other names.
+        For example, pipeline stages have parameters with different names.
         """
         every = self.gather({**own})
         names = dict.fromkeys(name for one in every for name in one)
         return {name: [one.get(name) for one in every] for name in names}
 
     def finish(self, what: str, own: Any) -> list[Any]:
-        """Wait until all ranks are at the end of something, and gather."""
+        """Wait until all ranks have finished a step; return their values."""
         while True:
             try:
                 return self.gather(own, f"the end of {what}")
             except Parted:
-                continue  # the others learn by it that this rank is there
+                # gather again, which tells the others that this rank has
+                # finished
+                continue
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Run what is inside on all ranks; an exception is everyone's."""
+        """Run the body on all ranks; raise a rank's exception on all ranks."""
         self.serial += 1
         what = f"{what} ({self.serial})"
         self.gather(what=what)
@@ -173,10 +177,11 @@ class Ranks:
             raise raised
 
     def same(self, scores: Tensor, measure: Measure) -> Tensor:
-        """Return rank 0's scores on every rank, with this rank's graph.
+        """Return rank 0's scores, with this rank's autograd graph.
 
-        Measure says of its own and rank 0's how many times the rounding that
-        is ignored they are apart, by how much, and at which position.
+        `measure` compares this rank's scores with rank 0's. It returns the
+        largest difference in multiples of the ignored rounding, its size, and
+        its position.
         """
         with _outside(), torch.no_grad():
             own = scores.detach().cpu().contiguous()
@@ -203,7 +208,8 @@ class Ranks:
                 f"rank {rank} returns other scores than rank 0: position "
                 f"{at} moves by {size:.2g} at length {first.size(1)}",
             )
-        # computed from this rank's, so that a proof and a graph go through
+        # computed from this rank's scores, to keep their autograd graph and
+        # the codes of a proof
         common = scores + (first.to(scores.device) - scores).detach()
         with _outside():
             common.data.copy_(first)
@@ -212,15 +218,15 @@ class Ranks:
     def inner(
         self, products: Mapping[str, tuple[Tensor, float]]
     ) -> list[tuple[float, float]]:
-        """Return the directional derivatives whose parts the ranks hold.
+        """Return directional derivatives from the parts of all ranks.
 
-        A parameter that is equal on all ranks has its whole gradient on each,
-        or a part of a sum; of one that is not, each rank has its own. Where
-        gradients are equal, too, it may be either: shards that are built
-        from one seed are alike. Then both derivatives are returned.
+        A rank's part may be the whole derivative, or a term of a sum. So each
+        parameter has two results. If all parts are equal, these are one part
+        and the sum; otherwise both are the sum.
 
         Args:
-            products: this rank's parameters and derivatives by name.
+            products: by name, this rank's parameter and its part of the
+                directional derivative.
         """
         with _outside(), torch.no_grad():
             own = {
@@ -251,10 +257,10 @@ class Ranks:
     def worst(
         self, name: str, status: str, message: str, evidence: int
     ) -> tuple[str, str]:
-        """Return the worst verdict of all ranks, with the rank named.
+        """Return the worst verdict of all ranks, with the name of the rank.
 
-        Of verdicts with one status it is the one with the least evidence; a
-        rank that another one's end has stopped has no verdict.
+        If several ranks have this verdict, the one with the least evidence
+        counts.
         """
         found = self.finish(name, [status, evidence, message])
         order = [(WORST.index(kind), proof) for kind, proof, _ in found]
@@ -266,17 +272,17 @@ class Ranks:
 
 
 def bits(tensor: Tensor) -> int:
-    """Return a number that is the same for the same bits."""
-    own = tensor.clone()  # with NumPy's array its storage is fixed in size
-    return zlib.crc32(own.reshape(-1).view(torch.uint8).numpy().tobytes())
+    """Return a number that is equal for tensors with equal bits."""
+    own = tensor.clone()  # NumPy would make the tensor's storage unresizable
+    return zlib.crc32(own.reshape(-1).view(torch.uint8).numpy().data)
 
 
-_ranks: Ranks | None = None  # while a model is checked on several
+_ranks: Ranks | None = None  # the ranks, while several check a model
 
 
 @contextmanager
 def _outside() -> Iterator[None]:
-    """Run operations that no mode sees."""
+    """Run the operations of the body outside the active torch modes."""
     with (
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),
@@ -287,7 +293,7 @@ def _outside() -> Iterator[None]:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Check with all ranks inside, where torch.distributed has several."""
+    """Let all ranks run the body together, if there are several."""
     global _ranks
     several = (
         _ranks is None
@@ -310,8 +316,8 @@ def joined() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _ranks_of(world: object) -> Ranks:
-    """Return the ranks of a process group; theirs is made once."""
-    atexit.register(_ranks_of.cache_clear)  # threads would end the process
+    """Return the ranks of a process group, which are created once."""
+    atexit.register(_ranks_of.cache_clear)  # left threads would abort the exit
     return Ranks()
 
 
@@ -321,34 +327,34 @@ def current() -> Ranks | None:
 
 
 def first() -> bool:
-    """Return whether this process writes what all have found."""
+    """Return whether this process writes the results."""
     return _ranks is None or _ranks.rank == 0
 
 
 def now() -> float:
-    """Return the seconds of the clock, which is rank 0's."""
+    """Return the seconds on the clock of rank 0."""
     return perf_counter() if _ranks is None else _ranks.clock
 
 
 def together(what: str) -> AbstractContextManager[None]:
-    """Run what is inside on all ranks at once."""
+    """Run the body on all ranks at once."""
     return nullcontext() if _ranks is None else _ranks.together(what)
 
 
 def same(scores: Tensor, measure: Measure) -> Tensor:
-    """Return scores as rank 0 has them."""
+    """Return the scores of rank 0."""
     if _ranks is None or _ranks.own_texts:
         return scores
     return _ranks.same(scores, measure)
 
 
 def largest(values: Tensor) -> Tensor:
-    """Return the largest number of all ranks, each at its place."""
+    """Return the elementwise largest numbers over all ranks."""
     return values if _ranks is None else _ranks.reduced(values, "MAX")
 
 
 def largest_of(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Return the largest number of all ranks by name, of all their names."""
+    """Return the largest number over all ranks, by name."""
     if _ranks is None:
         return dict(sizes)
     found = _ranks.by_name(sizes).items()
@@ -357,13 +363,19 @@ def largest_of(sizes: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+def union(own: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return all ranks' records without repeats, in one order for all."""
+    every = [[*own]] if _ranks is None else _ranks.gather([*own], "a union")
+    return [*dict.fromkeys(tuple(one) for theirs in every for one in theirs)]
+
+
 def on_any(value: bool) -> bool:
-    """Return whether it is true on any rank."""
+    """Return whether a value is true on at least one rank."""
     return bool(largest(torch.tensor([int(value)]))) if _ranks else value
 
 
 def local(tensor: Tensor) -> Any:
-    """Return the part of a tensor that lies on this rank."""
+    """Return the part of a tensor that this rank holds."""
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed and isinstance(tensor, distributed.DTensor):
         return tensor._local_tensor
@@ -371,7 +383,7 @@ def local(tensor: Tensor) -> Any:
 
 
 def local_row(parameter: Tensor, row: int) -> int | None:
-    """Return where a row is in this rank's part, None if it is elsewhere."""
+    """Return where this rank's part of a parameter has a row, or None."""
     if local(parameter) is parameter:
         return row
     from torch.distributed.tensor import _utils as shards
@@ -385,7 +397,7 @@ def local_row(parameter: Tensor, row: int) -> int | None:
 
 
 def in_fully_shard() -> bool:
-    """Whether code of torch.distributed.fsdp runs."""
+    """Return whether code of torch.distributed.fsdp is running."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
     frames = islice(walk_stack(sys._getframe()), FRAMES)

@@ -1,19 +1,19 @@
-"""How large a difference is, and whether it is more than rounding.
+"""Measure a difference, and decide whether it is more than rounding.
 
 The tolerance of check_causality and of all checks that compare scores:
 
-- a difference of up to FLOOR_UNITS units of rounding of the largest score is
-  ignored;
-- a larger one is real if it stays the same while every weight is changed at
-  random by up to NUDGE_UNITS units of rounding, and rounding if it does not
-  stay: a leak does not depend on the last bits of the weights, rounding does;
-- a unit is that of the coarsest precision that computes inside, or a float32
-  softmax in a float64 model would not feel the nudge;
-- so no constant has to fit all models: deep, sharp or partly
-  single-precision ones bring their own noise, and a difference of 1e-9 in a
-  clean float64 model still counts;
-- an angle of 4,000, whose cosine is taken, rounds 4,000 times as coarsely as
-  a number near 1, and no nudge of a weight feels it.
+- A difference of up to FLOOR_UNITS units of rounding of the largest score is
+  ignored.
+- To judge a larger difference, every weight is nudged: changed at random by up
+  to NUDGE_UNITS units of rounding. A difference that stays the same is real,
+  because a leak does not depend on the last bits of the weights. Any other
+  difference is rounding.
+- The unit is that of the coarsest precision in the model, because a nudge in
+  float64 would be lost in a float32 softmax.
+- So each model is measured by its own noise. A difference of 1e-9 in a clean
+  float64 model still counts.
+- The cosine of an angle of 4,000 rounds 4,000 times as coarsely as that of an
+  angle near 1. No nudge shows that, so the noise is multiplied by the angle.
 """
 
 import math
@@ -44,25 +44,25 @@ from .tolerances import (
     STEADY_SHARE,
 )
 
-SCORES_AT_ONCE = 1 << 22  # whose differences are taken
-ROWS_AT_ONCE = 4096  # of a matrix that is nudged
+SCORES_AT_ONCE = 1 << 22  # most scores to subtract at once, to save memory
+ROWS_AT_ONCE = 4096  # most rows of a matrix to nudge at once, to save memory
 
-# Operations that make a mask of 0, 1 or infinity, or lay it out: in whatever
-# dtype, they do not round.
+# Operations that make or rearrange a mask. Its 0, 1 and infinity are exact in
+# any dtype.
 OF_MASKS = {"ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 OF_MASKS |= {"tril", "triu", "view", "expand", "slice", "unsqueeze", "t"}
 
-TURNS = ("sin", "cos")  # of an angle
+TURNS = ("sin", "cos")  # operations whose argument is an angle
 
 
 def gaps(
     a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"]
 ) -> Float[Tensor, "*batch"]:
-    """Return the largest difference over the vocabulary; NaN counts as inf.
+    """Return each position's largest difference; NaN counts as infinity.
 
     Two equal infinities do not differ.
     """
-    if a.ndim > 1 and a.numel() > 2 * SCORES_AT_ONCE:  # no third table
+    if a.ndim > 1 and a.numel() > 2 * SCORES_AT_ONCE:  # save memory
         size = max(1, SCORES_AT_ONCE * a.size(-2) // a.numel())
         pairs = zip(a.split(size, -2), b.split(size, -2), strict=True)
         return torch.cat([gaps(*pair) for pair in pairs], -1)
@@ -79,14 +79,14 @@ def gaps(
 def minus(
     a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """Return a - b, where two equal infinities do not differ."""
+    """Return a - b, where the difference of two equal infinities is 0."""
     return torch.where(a == b, 0.0, a - b)
 
 
 def require_finite(
     scores: Float[Tensor, "..."], infinite: bool = False
 ) -> None:
-    """Raise NotFinite if scores are NaN, or infinite where that is not taken.
+    """Raise NotFinite for NaN and, unless `infinite`, for infinite scores.
 
     Nothing can be compared with NaN.
     """
@@ -98,13 +98,13 @@ def require_finite(
 
 
 def floor_of(dtype: torch.dtype) -> int:
-    """Return how many units of rounding are ignored."""
+    """Return how many units of rounding are ignored in scores of a dtype."""
     wide = torch.finfo(dtype).bits > 16
     return FLOOR_UNITS if wide else FLOOR_UNITS_OF_16_BITS
 
 
 def rounding(scores: Float[Tensor, "..."]) -> float:
-    """Return the rounding of the largest score."""
+    """Return one unit of rounding at the size of the largest score."""
     largest = scores.detach().abs().nan_to_num_(posinf=0.0).max()
     return torch.finfo(scores.dtype).eps * float(largest)
 
@@ -118,7 +118,7 @@ def differ(
     scores: Float[Tensor, "*batch vocab"],
     others: Float[Tensor, "*batch vocab"],
 ) -> bool:
-    """Whether scores differ from others by more than is ignored of those."""
+    """Return whether scores differ by more than the ignored rounding."""
     return float(gaps(scores, others).max()) > floor(others)
 
 
@@ -127,10 +127,10 @@ def is_real(
     difference: Callable[[], Float[Tensor, "..."]],
     noise: float,
 ) -> bool:
-    """Whether a difference is more than rounding.
+    """Return whether a difference is more than rounding.
 
-    It is measured again while weights are nudged; noise is the rounding of
-    the numbers whose difference it is.
+    A real difference stays the same while weights are nudged. `noise` is the
+    rounding of the scores that are subtracted.
     """
     with operations_through(Inside()) as inside:
         first = difference()
@@ -164,12 +164,12 @@ def is_real(
 
 @dataclass(frozen=True)
 class Gap:
-    """Where two tables of scores differ most, by how much, and rounding."""
+    """The place and size of the largest difference, and the rounding."""
 
     at: list[int]
     size: float
     noise: float
-    dtype: str  # of the scores
+    dtype: str  # dtype of the scores
 
 
 def real_gap(
@@ -179,9 +179,10 @@ def real_gap(
     known: tuple[Tensor, Tensor] | None = None,
     shown: Bool[Tensor, "*batch"] | None = None,
 ) -> Gap | None:
-    """Return where scores of two ways to compute them really differ, or None.
+    """Return the largest difference of two computations, or None.
 
-    Known holds the scores of both; shown masks the positions to compare.
+    None means that all differences are rounding. `known` has both results, if
+    they exist already. `shown` selects the positions to compare.
     """
     scores, others = known or (one(), other())
     moved = gaps(others, scores)
@@ -199,25 +200,25 @@ def real_gap(
 
 
 class Inside:
-    """Notes the operations that compute floats inside, and their dtypes."""
+    """Records the operations that compute floats, with their dtypes."""
 
     def __init__(self) -> None:
         self.operations: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
-        self.angle = 1.0  # the largest: its rounding is that of its cosine
+        self.angle = 1.0  # largest angle of a sine or cosine
 
     @property
     def coarsest(self) -> torch.dtype:
-        """The dtype with the largest rounding."""
+        """Return the dtype with the coarsest rounding."""
         return max(self.dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
     def unit(self) -> float:
-        """The largest rounding of a number near 1."""
+        """Return the largest rounding of a number near 1."""
         return torch.finfo(self.coarsest).eps
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry out an operation, and note its name and dtypes."""
+        """Run an operation, and record its name and dtypes."""
         answer = func(*args, **kwargs)
         parts = answer if isinstance(answer, list | tuple) else [answer]
         for part in parts if name not in OF_MASKS else ():
@@ -231,13 +232,13 @@ class Inside:
 
 
 class FirstNaN:
-    """Notes the line of the first operation that makes a NaN of numbers."""
+    """Records the line of the first operation whose result has NaN."""
 
     def __init__(self) -> None:
         self.place: Place | None = None
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry out an operation, and look for NaN in what it returns."""
+        """Run an operation, and search its results for NaN."""
         answer = func(*args, **kwargs)
         parts = answer if isinstance(answer, list | tuple) else [answer]
         if self.place is None and name not in UNSET and any(map(_odd, parts)):
@@ -246,14 +247,14 @@ class FirstNaN:
 
 
 def _odd(part: Any) -> bool:
-    """Whether a tensor has NaN."""
+    """Return whether a value is a tensor of floats with NaN."""
     floats = isinstance(part, Tensor) and part.is_floating_point()
     return floats and bool(part.isnan().any())
 
 
 @torch.no_grad()
 def nudge(tensors: Iterable[Tensor], size: float, seed: int) -> None:
-    """Change each number in place by a random share of it, at most a size."""
+    """Change each entry in place by a random share of it, at most `size`."""
     for tensor in map(local, tensors):
         generator = torch.Generator().manual_seed(seed)
         for part in tensor.split(ROWS_AT_ONCE) if tensor.ndim else (tensor,):
@@ -263,15 +264,28 @@ def nudge(tensors: Iterable[Tensor], size: float, seed: int) -> None:
 
 
 @contextmanager
-def put_back_after(weights: Collection[Tensor]) -> Iterator[None]:
-    """Give weights that are changed inside their values back."""
-    saved = [local(weight).detach().clone() for weight in weights]
+def put_back_after(weights: Collection[Tensor]) -> Iterator[list[Tensor]]:
+    """Restore weights that the body changes; yield the original values.
+
+    A float64 weight is saved in float32 if that is exact, as after a
+    conversion from float32. This takes half the memory.
+    """
+    saved = [_saved(local(weight).detach()) for weight in weights]
     try:
-        yield
+        yield saved
     finally:
         with torch.no_grad():
             for weight, value in zip(weights, saved, strict=True):
                 local(weight).copy_(value)
+
+
+def _saved(weight: Tensor) -> Tensor:
+    """Return a copy of a weight, in float32 if that is exact."""
+    if weight.dtype == torch.float64:
+        short = weight.float()
+        if short.double().equal(weight):
+            return short
+    return weight.clone()
 
 
 def _rounds(tensor: Tensor) -> bool:

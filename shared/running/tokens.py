@@ -1,4 +1,4 @@
-"""Tokens, lengths and splits that the checks try."""
+"""Draw tokens; choose lengths, and splits of a text into past and future."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -10,8 +10,8 @@ from torch import Tensor
 from .model.sizes import TILES, WINDOW, all_declared, numbers_in_code
 
 SHORT = 16  # up to this length every split is tried
-SPLITS = 24  # splits of a longer sequence, at least
-NUMBERS = 8  # integers in a model's code that become lengths, at most
+SPLITS = 24  # least number of splits of a longer sequence
+NUMBERS = 8  # most integers in a model's code that become lengths to try
 
 TOKENS_AT_ONCE = 2048
 BYTES_AT_ONCE = 1 << 28
@@ -19,7 +19,7 @@ BYTES_AT_ONCE = 1 << 28
 
 def rows_at_once(vocab: int, time: int) -> int:
     """Return how many sequences fit in one call, within the memory budget."""
-    # two tensors of scores, and their difference
+    # at most 8 bytes a score, for two tensors of scores and their difference
     by_scores = BYTES_AT_ONCE // (time * vocab * 8)
     return max(1, min(TOKENS_AT_ONCE // time, by_scores))
 
@@ -31,7 +31,7 @@ def draw(
     generator: torch.Generator,
     repeats: bool = True,
 ) -> Int[Tensor, "batch time"]:
-    """Draw ids; without repeats a row's ids differ, if there are enough."""
+    """Draw ids; without `repeats`, all ids of a row differ if possible."""
     if repeats or vocab < time:
         return torch.randint(vocab, (batch, time), generator=generator)
     rows = [torch.randperm(vocab, generator=generator) for _ in range(batch)]
@@ -41,17 +41,17 @@ def draw(
 def others(
     tokens: Int[Tensor, "*shape"], vocab: int, generator: torch.Generator
 ) -> Int[Tensor, "*shape"]:
-    """Draw ids, each different from the given id at the same place."""
+    """Draw ids that differ from the given ids at every position."""
     shift = torch.randint(1, vocab, tokens.shape, generator=generator)
     return (tokens + shift) % vocab
 
 
 def lengths_to_try(model: object, longest: int) -> list[int]:
-    """Return lengths over SHORT: the longest, and near edges.
+    """Return lengths over SHORT: the longest length, and lengths near edges.
 
-    Edges are powers of two, where kernels have their tiles, each window or
-    tile that the model declares, and each number in its code: a branch on the
-    length compares with one.
+    Edges are powers of two, where kernels have tiles, and each window or tile
+    that the model declares. Numbers in the model's code are also edges,
+    because a branch may compare the length with them.
     """
     powers = [1 << k for k in range(5, longest.bit_length())]
     lengths = {longest, longest - 1}
@@ -67,7 +67,7 @@ def lengths_to_try(model: object, longest: int) -> list[int]:
 def splits_to_try(
     time: int, generator: torch.Generator, count: int = SPLITS
 ) -> list[int]:
-    """Return at least count splits, or all: ends, edges, and random ones."""
+    """Return all splits of a text, or some: ends, edges and random ones."""
     if time - 1 <= count:
         return list(range(1, time))
     chosen = {1, time - 1}
@@ -81,7 +81,7 @@ def splits_to_try(
 
 
 def runs(lengths: Iterable[int]) -> list[list[int]]:
-    """Return the ends of runs of three and more, each other length alone."""
+    """Group lengths in order: [5, 9] means 5 to 9, and [2] means 2."""
     ends: list[list[int]] = []
     numbered = enumerate(sorted({*lengths}))
     for _, group in groupby(numbered, lambda pair: pair[1] - pair[0]):

@@ -1,15 +1,15 @@
-"""A copy of the model, bound to a case: every check calls the model by it.
+"""Bind a copy of the model to a case (ways.py): checks call such variants.
 
-The rule of precision is here:
+These rules choose the precision:
 
-- scores are compared in float64 where the model can, so that a leak of 1e-9
-  is seen;
-- pairs of equal shapes round alike: a heavy model compares them in its own
-  precision until two calls differ (`double_on_suspicion`);
-- where time is short, long sequences go through a heavy model in its own
-  precision.
+- To find a leak of 1e-9, scores are compared in float64 if the model runs in
+  it.
+- Calls of equal shape round equally. So a heavy model runs them in its own
+  precision until two calls differ (`double_on_suspicion`).
+- If time is short, a heavy model runs long sequences in its own precision.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .context import RecordedDraws, during, isolated, seed_all
+from .context import RecordedDraws, during, free_bytes, isolated, seed_all
 from .errors import ModelRaised, SkipCheck
 from .model.building import Model, cast
 from .model.calling import MASK, describe
@@ -28,7 +28,7 @@ from .model.kept_state import KeptState
 from .operations import is_plain, operations_through
 from .position_losses import PositionLosses
 from .program import NO_WEIGHTS
-from .ranks import current, local, same
+from .ranks import current, local, on_any, same
 from .rounding import Gap, floor, gaps, real_gap
 from .subject import Subject
 from .tokens import SHORT, rows_at_once
@@ -37,28 +37,34 @@ from .ways import CROWD_OF, ENLARGED, EVAL, LARGER, Case
 # --- Variants ----------------------------------------------------------------
 
 DROPOUT_SEED = 1234
-ENOUGH = 256  # tokens of a call: with more, each costs a heavy model the same
+ENOUGH = 256  # tokens in a call; more do not speed up a heavy model
+
+
+# Fields of a case that concern the weights of a copy.
+WEIGHTS = "dtype", "frozen", "size", "changed"
 
 
 class CopyFailed(Exception):
-    """A copy with other weights or dtypes raised, or its scores are NaN."""
+    """Raised if a copy with changed weights or dtype raises or gives NaN."""
 
 
 @dataclass
 class Copy:
-    """A copy of the model, and what it held when it was made."""
+    """A copy of the model, with its state when it was made."""
 
-    model: Any  # as built, or changed
-    device: torch.device | None = None  # of its tokens, if another
-    may_fail: bool = False  # its exceptions and NaN are no fault of the model
-    rough: bool = False  # a heavy one, still in its own precision
+    model: Any  # the model, as built or changed
+    device: torch.device | None = None  # if not that of the subject
+    may_fail: bool = (
+        False  # whether its exceptions and NaN are not faults of the model
+    )
+    rough: bool = False  # whether a heavy copy still runs in its own precision
     losses: PositionLosses = field(default_factory=PositionLosses)
-    built: KeptState | None = None  # before the first call that changes it
+    built: KeptState | None = None  # the copy's state before calls change it
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A copy of the model, bound to a case."""
+    """A copy of the model, bound to a case (a way to call it)."""
 
     subject: Subject
     copy: Copy
@@ -66,24 +72,24 @@ class Variant:
 
     @property
     def model(self) -> Any:
-        """The copy itself."""
+        """Return the copy itself."""
         return self.copy.model
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The weights of the copy; a function shows none."""
+        """Return the copy's weights; a function has no known weights."""
         return list(getattr(self.model, "parameters", list)())
 
     def run_as(self, case: Case) -> "Variant":
-        """Return the same copy, called in another way."""
-        kept = {n: getattr(self.case, n) for n in ("dtype", "frozen", "size")}
+        """Return the same copy, bound to another case (way to call it)."""
+        kept = {n: getattr(self.case, n) for n in WEIGHTS}
         return replace(self, case=replace(case, **kept))
 
     @property
     def conditions(self) -> str:
-        """The words of a failure for the call and the copy.
+        """Return the call and the copy in words, for a failure's message.
 
-        The precision of float64 is left out: a failure names its dtype.
+        float64 is left out, because the failure names the dtype.
         """
         case = self.case
         if case.dtype == torch.float64:
@@ -91,16 +97,16 @@ class Variant:
         return "".join(f", {part}" for part in (case.how, case.copy) if part)
 
     def precision(self, dtype: str, noise: float) -> str:
-        """Return the words of a failure for all that its size depends on."""
+        """Say in which precision a difference was measured, for a failure."""
         return f"({dtype}{self.conditions}; rounding there is {noise:.1g})"
 
     @property
     def double(self) -> bool:
-        """Whether the copy is in float64."""
+        """Return whether the copy is in float64."""
         return torch.float64 in {p.dtype for p in self.parameters}
 
     def rows_at_once(self, time: int) -> int:
-        """Return how many sequences go in one call, few to a heavy model."""
+        """Return how many rows fit into a call: few for a heavy model."""
         if self.case.crowd:
             return 1 + CROWD_OF // time
         room = rows_at_once(self.subject.vocab_size, time)
@@ -108,10 +114,10 @@ class Variant:
         return min(room, few) if self.subject.heavy else room
 
     def in_rows(self, *texts: Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Yield texts by as many rows as one call takes.
+        """Yield texts in batches of as many rows as one call takes.
 
         Args:
-            texts: tokens, and what has a row for each of theirs, or None.
+            texts: tokens, then tensors with as many rows, or None.
         """
         given, tokens = self.case.given, texts[0]
         assert tokens is not None
@@ -128,16 +134,17 @@ class Variant:
         strict: bool = False,
         **how: Any,
     ) -> Float[Tensor, "batch time vocab"]:
-        """Call the model and return its scores in the common form.
+        """Call the model and return its scores, as (batch, time, vocab).
 
-        Strict is that of `Reader.read`, all else is as in `answer`; with
-        grad the scores have their graph.
+        `strict` is as in `Reader.read`, other arguments are as in `answer`.
+        With `grad`, the scores have their autograd graph.
 
         Raises:
-            ModelRaised: with the model's own exception as its cause, or for
-                an answer without scores of the right shape.
-            CopyFailed: where a copy may fail, for NaN and infinity as well.
-            OutOfTime: after the end of the part of a check.
+            ModelRaised: with the model's exception as its cause, or for an
+                answer without scores of the right shape.
+            CopyFailed: if the copy has `may_fail`, and raises or gives NaN or
+                infinity.
+            OutOfTime: if the time for this part of the check is over.
         """
         (batch, time), mask = tokens.shape, how.pop("mask", None)
         parts = [*self.in_rows(tokens, mask)]
@@ -176,7 +183,7 @@ class Variant:
         return scores if how.get("grad") else scores.detach()
 
     def _split(self, batch: int, rows: int) -> list["Variant"]:
-        """Return the variant for a few rows of a batch at a time."""
+        """Return a variant for each part of a batch, with `rows` rows each."""
         places = self.case.places or range(batch)
         return [
             replace(self, case=self.case.at(*places[first : first + rows]))
@@ -186,7 +193,7 @@ class Variant:
     def _read(
         self, answer: Any, rows: int, time: int, strict: bool
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores in an answer, of whichever call of the model."""
+        """Return the scores in the model's answer to a call of this case."""
         case = self.case
         if not (case.own or case.targets or case.pieces):
             return self.subject.read(answer, rows, time, strict=strict)
@@ -208,31 +215,29 @@ class Variant:
         go_on: bool = False,
         as_given: bool = False,
     ) -> Any:
-        """Call the model and return its answer, uncounted.
+        """Call the model and return its answer, without counting the call.
 
         Args:
             tokens: ids, on any device.
-            grad: whether gradients are recorded, also if not by the case.
-            seed: of the global generators; None: these go on, and in train
-                mode start from a fixed state.
-            mask: an attention mask, instead of the case's.
-            targets: instead of the case's.
-            go_on: whether the copy keeps what the last call left in it.
-            as_given: whether it gets these very ids, not a copy of them.
+            grad: whether to record gradients, even if the case does not.
+            seed: seed of the global generators. If None, they continue; in
+                train mode they start from a fixed state.
+            mask: an attention mask that replaces the case's.
+            targets: targets that replace the case's.
+            go_on: whether the copy continues from the state of its last call.
+            as_given: whether the model gets these ids instead of a copy.
         """
         subject, case = self.subject, self.case
         if not go_on:
             self.start_again()
         if seed is None and not go_on:
             seed = case.seed or (DROPOUT_SEED if case.training else None)
-        given = case.given is not None  # a flag may ask for random draws
+        given = case.given is not None  # a flag may request random draws
         if seed is None and (subject.noisy or given) and not case.training:
             seed = subject.seed
         if seed is not None:
             seed_all(seed)
-        if getattr(self.model, "training", case.training) != case.training:
-            self.model.train(case.training)
-        # what a model does to its input must not reach the next check
+        # a copy, so that the model cannot change the ids of the next check
         device = self.copy.device or subject.device
         ids = tokens.to(device, copy=not as_given)
         named = ((MASK, mask), (subject.caller.target_name, targets))
@@ -247,14 +252,20 @@ class Variant:
         if targets is not None:
             what += f", with {subject.caller.target_name}"
         with during(what), torch.set_grad_enabled(case.grad or grad):
+            self._set_mode()
             try:
                 return case.call(subject.caller, self.model, ids, extra)
             finally:
-                if case.keeps:  # the next call of another case shares it
+                if case.keeps:  # other cases need the first state
                     self.start_again()
 
+    def _set_mode(self) -> None:
+        mode = self.case.training
+        if getattr(self.model, "training", mode) != mode:
+            self.model.train(mode)
+
     def start_again(self) -> None:
-        """Put back what the copy held at first: state, running statistics."""
+        """Restore the copy's first state, including running statistics."""
         copy = self.copy
         if not isinstance(copy.model, nn.Module):
             return
@@ -266,24 +277,24 @@ class Variant:
             copy.built.reseed(self.case.seed)
 
     def draws(self, tokens: Int[Tensor, "batch time"]) -> list[tuple]:
-        """Return the shapes of all random numbers that a call draws.
+        """Return each random draw of a call: its shape and generator state.
 
-        One seed gives equal parts of two texts equal numbers if these match.
+        If the draws of two texts are equal, so are their random numbers.
         """
         with operations_through(RecordedDraws()) as seen:
             self.scores(tokens)
-        return seen.shapes
+        return seen.drawn
 
 
-Part = tuple[Variant, Tensor, Any]  # a call by its tokens, and which scores
+Part = tuple[Variant, Tensor, Any]  # copy, tokens, index of compared scores
 
 
 def gap_between(
     one: Part, other: Part, known: tuple[Tensor, Tensor] | None = None
 ) -> Gap | None:
-    """Return where the same scores of two calls really differ, or None.
+    """Return the largest difference of two calls' scores beyond rounding.
 
-    Known holds these scores of both.
+    `known` has the selected scores of both calls, if they have run.
     """
 
     def scores(part: Part) -> Tensor:
@@ -295,7 +306,7 @@ def gap_between(
 
 
 def _apart(scores: Tensor, others: Tensor) -> tuple[float, float, int]:
-    """Return how far scores are apart, in floors and as it is, and where."""
+    """Return the largest gap as a multiple of `floor`, its size and place."""
     moved = gaps(scores, others)
     size, least = float(moved.max()), max(floor(others), 1e-300)
     return size / least, size, int(moved.amax(0).argmax())
@@ -304,9 +315,46 @@ def _apart(scores: Tensor, others: Tensor) -> tuple[float, float, int]:
 # --- How copies are made -----------------------------------------------------
 
 
-def build(subject: Subject, seed: int | None = None) -> Model:
-    """Return the model again; seed is that of its weights, if another."""
-    return subject.builder.build(seed)
+COPIES = 3  # float64 copies of all weights that a check may hold at once
+
+
+def build(
+    subject: Subject,
+    seed: int | None = None,
+    device: torch.device | None = None,
+) -> Model:
+    """Build the model again.
+
+    Args:
+        subject: the model.
+        seed: another seed for its weights.
+        device: another device.
+    """
+    if scarce(subject):
+        subject.kept.clear()
+    return subject.builder.build(seed, device)
+
+
+def scarce(subject: Subject) -> str:
+    """Return why there is no memory for float64 copies of a model, or "".
+
+    If memory is scarce, one copy is made at a time, in the model's own dtype.
+    The answer stays the same for all checks of a model.
+    """
+    builder = subject.builder
+    if builder.scarce is None:
+        needed = COPIES * 8 * subject.parameters
+        free = free_bytes(builder.device) if subject.heavy else math.inf
+        builder.scarce = ""
+        if on_any(needed > free):
+            builder.scarce = (
+                f"float64 copies need {needed / 1e9:,.1f} GB of memory, "
+                f"{free / 1e9:,.1f} GB are free"
+            )
+            builder.notes.append(
+                f"{builder.scarce}: the model is judged in its own precision"
+            )
+    return builder.scarce
 
 
 def own(subject: Subject) -> Variant:
@@ -317,7 +365,7 @@ def own(subject: Subject) -> Variant:
 def changeable(
     subject: Subject, for_a_function: str = "", case: Case = EVAL
 ) -> Variant:
-    """Return a module of one's own, to be changed, or skip the check."""
+    """Return a new copy that the check may change, or skip the check."""
     subject.kept.clear()  # the copy may need the memory
     variant = own(subject)
     if not isinstance(variant.model, nn.Module):
@@ -328,9 +376,10 @@ def changeable(
 
 
 def precise(subject: Subject, time: int = 0, masked: bool = False) -> Variant:
-    """Return a copy in float64 where it can be, not to be changed.
+    """Return a read-only copy, in float64 if possible.
 
-    Time is the longest sequence that it gets, masked whether it gets masks.
+    `time` is the longest sequence of its calls; `masked`: whether some get a
+    mask.
     """
     spare = time > SHORT and subject.heavy and subject.budget.limited
     double = not spare and in_double(subject, masked)
@@ -346,13 +395,13 @@ def precise(subject: Subject, time: int = 0, masked: bool = False) -> Variant:
 
 
 def copy_for(subject: Subject, case: Case) -> Variant:
-    """Return a new copy for a case of weights as they are built.
+    """Return a new copy for a case, with the weights of the built model.
 
-    A copy in float64 is one to compare pairs of equal shape in: see above.
+    A heavy model gets float64 only on demand: see `double_on_suspicion`.
 
     Raises:
-        SkipCheck: for a function, or a model that cannot be copied, where
-            the case has another dtype or frozen weights.
+        SkipCheck: for a case with another dtype or with frozen weights, if the
+            model is a function or cannot be copied.
     """
     if not case.copy:
         return own(subject).run_as(case)
@@ -366,29 +415,31 @@ def copy_for(subject: Subject, case: Case) -> Variant:
         variant = changeable(subject, "a function has no weights to cast")
         if case.dtype is not None:
             cast(variant.model, case.dtype)
-            variant.copy.may_fail = True  # it need not be able to run so
+            variant.copy.may_fail = True  # the copy may not run in this dtype
     if case.frozen:
         variant.model.requires_grad_(False)
     return replace(variant, case=case)
 
 
 def doubled(subject: Subject, model: Any, masked: bool = False) -> Any:
-    """Turn a model that was built into float64, where it can be."""
+    """Convert a model to float64, if possible."""
     if isinstance(model, nn.Module) and in_double(subject, masked):
         return model.double()
     return model
 
 
 def in_double(subject: Subject, masked: bool = False) -> bool:
-    """Whether a copy in float64 answers in it, and with numbers.
+    """Return whether a float64 copy answers in float64, with finite scores.
 
-    The lowest float64 in a mask, say, is minus infinity to a softmax in
-    float32.
+    Scores may be finite only in float32. For example, a mask with float64's
+    lowest number is minus infinity for a softmax in float32.
     """
     known = subject.builder.in_double
     if masked in known:
         return known[masked]
     known[masked] = False
+    if scarce(subject):
+        return False
     tokens = torch.zeros(1, subject.lengths.fit(4), dtype=torch.long)
     hidden = int(masked and tokens.size(1) > 1)
     mask = (torch.arange(tokens.size(1)) >= hidden).long().unsqueeze(0)
@@ -400,7 +451,7 @@ def in_double(subject: Subject, masked: bool = False) -> bool:
         scores = variant.scores(tokens, mask=mask if masked else None)
         return scores[:, hidden:]
 
-    # check_dtype reports an exception; the others do without
+    # check_dtype reports an exception; other checks keep the model's dtype
     with subject.budget.overtime(), suppress(Exception):
         scores = answer(True)
         if scores.dtype != torch.float64:
@@ -410,14 +461,14 @@ def in_double(subject: Subject, masked: bool = False) -> bool:
         if not known[masked]:
             how = " with a left-padded attention mask" if masked else ""
             subject.builder.notes.append(
-                f"in float64 the scores are NaN or infinite{how}, in the "
-                f"model's own precision they are not: it is judged in that"
+                f"in float64 the scores are NaN or infinite{how}; in the "
+                f"model's own precision they are finite, so it is judged there"
             )
     return known[masked]
 
 
 def double_on_suspicion(variant: Variant) -> None:
-    """Turn a copy that is still rough into float64."""
+    """Convert a copy to float64, unless it already is."""
     variant.start_again()
     copy, masked = variant.copy, variant.case.visible is not None
     copy.rough, copy.built = False, None
@@ -426,13 +477,13 @@ def double_on_suspicion(variant: Variant) -> None:
 
 # --- Copies with larger weights ----------------------------------------------
 
-LARGEST_FACTOR = 3000.0  # of a weight
+LARGEST_FACTOR = 3000.0  # largest factor for a weight
 
 
 def both(subject: Subject, time: int = 0) -> Iterator[Variant]:
     """Yield the fresh model, then a copy with larger weights, if any.
 
-    Both are read-only, and in float64 where the model can; time is the
+    Both are read-only, and in float64 if the model runs in it. `time` is the
     longest sequence that a check gives them.
     """
     yield precise(subject, time)
@@ -440,20 +491,31 @@ def both(subject: Subject, time: int = 0) -> Iterator[Variant]:
         yield variant
 
 
+def one_by_one(subject: Subject, time: int = 0) -> Iterator[Variant]:
+    """Yield the copies of `both`, but hold a heavy model's one at a time."""
+    if subject.heavy:
+        subject.kept.clear()
+    yield precise(subject, time)
+    if subject.heavy:
+        subject.kept.clear()
+    if (variant := larger(subject)) is not None:
+        yield variant
+
+
 def larger(
     subject: Subject, case: Case = ENLARGED[0], time: int = 0
 ) -> Variant | None:
-    """Return a copy with larger weights, or None where there is none.
+    """Return a copy with larger weights, or None if that is impossible.
 
-    Zeros in trainable parameters are redrawn, vectors of equal numbers are
-    spread, and each matrix is scaled up until its products have a size (a
-    root mean square).
+    Zeros in trainable parameters are redrawn, and vectors of equal entries get
+    unequal ones. Each matrix is scaled up until its products have the case's
+    size (a root mean square).
 
     Args:
-        subject: the model; its budget notes why there is no such copy.
-        case: its size is that of products.
-        time: 0: a copy that is not to be changed; else a new one to compare
-            pairs of equal shape in, to this length: it may fail.
+        subject: the model; its budget records why no copy is possible.
+        case: a case, whose `size` the products get.
+        time: 0 for a read-only copy; otherwise the longest sequence of a new
+            copy that may fail. All calls of a new copy have equal shapes.
     """
     key = LARGER, case.size
     try:
@@ -500,14 +562,13 @@ def redraw_zeros(
 ) -> None:
     """Replace each 0 in trainable parameters by a random number.
 
-    Parameters with hooks on their gradients keep their zeros: those may be
-    how the model keeps a structure.
+    Parameters whose gradient hooks may preserve zeros keep their zeros.
 
     Args:
-        model: is changed.
-        generator: of the numbers.
-        matrices: whether all numbers of matrices are replaced, by some of
-            their size.
+        model: the model to change.
+        generator: source of the numbers.
+        matrices: whether to replace every entry of a matrix, not only zeros,
+            with random numbers of the same root mean square.
     """
     for index, parameter in enumerate(model.parameters()):
         hooks = getattr(parameter, "_backward_hooks", None)
@@ -515,26 +576,34 @@ def redraw_zeros(
         if not parameter.requires_grad or hooks or not plain:
             continue
         parameter = local(parameter)
-        if current() is not None:  # what other ranks draw depends on zeros
+        if not parameter.numel():
+            continue
+        if current() is not None:  # only some ranks may have zeros
             generator = torch.Generator().manual_seed(index)
         numbers = parameter.shape[1:].numel()
         fan_in = max(1, numbers) if parameter.ndim > 1 else 4
         chosen, size = parameter == 0, fan_in**-0.5
         if matrices and parameter.ndim > 1:
             chosen = torch.ones_like(chosen)
-            size = float(parameter.square().mean().sqrt()) or size
-        if chosen.any():
-            noise = torch.randn(parameter.shape, generator=generator)
-            noise = noise.to(parameter) * size
-            parameter.copy_(torch.where(chosen, noise, parameter))
+            count = parameter.numel()
+            size = float(parameter.norm()) * count**-0.5 or size
+        if not chosen.any():
+            continue
+        # saves memory: no second tensor of the parameter's dtype
+        noise = torch.randn(parameter.shape, generator=generator)
+        if chosen.all():
+            parameter.copy_(noise).mul_(size)
+        else:
+            noise = noise[chosen.to(noise.device)].to(parameter) * size
+            parameter.masked_scatter_(chosen, noise)
 
 
 @torch.no_grad()
 def spread_equal(model: nn.Module, generator: torch.Generator) -> None:
-    """Scale each number of trainable vectors of equal ones by 0.5 to 1.
+    """Scale equal entries of trainable vectors by unequal factors, 0.5 to 1.
 
-    A gain of ones hides where it is used twice, or not at all. No factor is
-    above 1: a decay would grow without a bound.
+    A gain of ones would hide that it is used twice, or not at all. No factor
+    is above 1, because a decay above 1 would make a state grow without bound.
     """
     for index, parameter in enumerate(model.parameters()):
         p = local(parameter)
@@ -544,18 +613,18 @@ def spread_equal(model: nn.Module, generator: torch.Generator) -> None:
         if max(p.shape, default=1) != p.numel() or not p.is_floating_point():
             continue
         if bool((p == p.flatten()[:1]).all()) and bool(p.any()):
-            if current() is not None:  # the same on each rank
+            if current() is not None:  # the result must be equal on each rank
                 generator = torch.Generator().manual_seed(index)
             p.mul_(1 - torch.rand(p.shape, generator=generator).to(p) / 2)
 
 
 @torch.no_grad()
 def scale_up(model: nn.Module, size: float) -> None:
-    """Scale each matrix up by its own numbers, as if its inputs were 1.
+    """Scale matrices up until inputs of size 1 would give outputs of `size`.
 
-    Tables of embeddings stay as they are, and so does what is tied to them.
-    Where no parameter is trained all matrices are scaled: a frozen weight
-    cannot be distinguished there from a constant of the architecture.
+    Tables of embeddings, and tensors tied to them, do not change. Frozen
+    matrices, which look like constants of the architecture, change only if no
+    matrix is trained.
     """
     tables = {
         id(p)

@@ -1,7 +1,8 @@
-"""The ways to run a model: one table, which the proof and the tests walk.
+"""List the cases (ways to call a model) for the proof and the tests.
 
 A Case says how the model is called (mode, gradients, mask, targets, ...), on
-which copy of it (dtype, frozen, larger weights) and with how many rows.
+which copy of the model (dtype, frozen or larger weights), and with how many
+rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,77 +38,79 @@ ROWS, AGAIN = "check_batch_independence", "check_determinism"
 LOSS = "check_loss"
 BATCHES = CAUSALITY, ROWS
 
-CROWD_OF = 4096  # tokens in a call of a crowd, and a row more
-CROWD_TIME = 128  # tokens of each of its rows
-ROOM = 1 << 26  # scores of a call that is followed
+CROWD_OF = 4096  # more tokens than this make a crowded call
+CROWD_TIME = 128  # tokens in each row of a crowded call
+ROOM = 1 << 26  # most scores of a call that a proof follows
 LARGER = "larger weights"
-MODERATE = 1.5  # size of a matrix's products, as if trained a little
-EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
+MODERATE = 1.5  # size of products with a matrix, as after a short training
+EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores reach 300 squared, or 1e5
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to run a model."""
+    """A way to call a model: its arguments, its mode, and the copy to call."""
 
     how: str = ""  # the call, in words: "in train mode", "with targets", ...
-    training: bool = False  # in train mode, where each call has one seed
+    training: bool = False  # whether in train mode, with a fixed seed
     grad: bool = False  # whether gradients are recorded
-    # where the positions that an attention mask shows start and end, as
-    # shares of the length; None: no mask is given
+    # which positions an attention mask shows: start and end as shares of the
+    # length; None means no mask
     visible: tuple[float, float] | None = None
-    boolean: bool = False  # the mask holds booleans, not integers
-    targets: bool = False  # given to the model's own call
-    losses: bool = False  # the loss at each position is read, not its scores
-    own: bool = False  # the model itself is called, not its log_probs
-    # what makes a call, instead of the model's own signature
+    boolean: bool = False  # whether the mask holds booleans, not integers
+    targets: bool = False  # whether the model's own call gets targets
+    losses: bool = False  # whether losses of positions are read, not scores
+    own: bool = False  # whether to call the model, not its log_probs
+    # calls the model in another way than by its signature
     pieces: Callable[[Model, Tokens], Any] | None = None
-    kind: str = ""  # of an argument: the row of all arguments of the kind
-    given: Input | None = None  # such an argument
-    # around the call
+    kind: str = ""  # the case is for all arguments of this kind
+    given: Input | None = None  # an argument of this kind
+    # a context for the call
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
-    crowd: bool = False  # the call has more than 4,096 tokens
-    rows: int = 1  # of a batch that is followed
-    # of each row, in the batch whose arguments the rows get; (): 0, 1, 2, ...
+    crowd: bool = False  # whether the call has more than 4,096 tokens
+    rows: int = 1  # rows of a batch that a proof follows
+    # places in the batch whose arguments the rows get; () means 0, 1, 2, ...
     places: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None  # of the copy; None: the model's own
-    compiled: bool = False  # the program is the one that torch.compile made
-    frozen: bool = False  # whether no weight of the copy is trained
-    size: float = 0.0  # to which products are scaled up; 0: not at all
-    seed: int = 0  # of the call's random numbers; 0: the usual one
+    dtype: torch.dtype | None = None  # dtype of the copy; None: the model's
+    compiled: bool = False  # whether the compiled program runs
+    frozen: bool = False  # whether no weight of the copy is trainable
+    size: float = 0.0  # size to scale products up to; 0: no scaling
+    changed: str = ""  # changes of the copy, in words
+    seed: int = 0  # seed of the call; 0 means the usual one
 
     @property
     def mode(self) -> str:
-        """The mode as messages name it."""
+        """Return the mode in words, for messages."""
         return "in train mode" if self.training else "in eval mode"
 
     @property
     def copy(self) -> str:
-        """The copy as messages name it; "": as it is built."""
+        """Return how the copy differs from the model, in words."""
         larger = f"weights scaled up to activations of {self.size:.0f}"
         larger = LARGER if self.size == MODERATE else larger
         parts = (
             f"in {str(self.dtype).split('.')[-1]}" * (self.dtype is not None),
             "with frozen weights" * self.frozen,
             f"with {larger}" * bool(self.size),
+            f"with {self.changed}" * bool(self.changed),
         )
         return " ".join(filter(None, parts))
 
     @property
     def name(self) -> str:
-        """The whole case as messages name it."""
+        """Return the call, its rows and the copy in words, for messages."""
         rows = f"with {self.rows} rows" * (self.rows > 1)
         parts = (self.how, rows, self.copy)
         return " ".join(filter(None, parts)) or self.mode
 
     def of(self, caller: Caller) -> "list[Case]":
-        """Return the cases of a row: one for each argument of its kind."""
+        """Return this case, or one for each argument of the case's kind."""
         if not self.kind or self.given is not None:
             return [self]
         given = [each for each in caller.inputs if each.kind == self.kind]
         return [self.with_input(each) for each in given]
 
     def with_input(self, given: Input) -> "Case":
-        """Return the case of one argument, from that of all of its kind."""
+        """Return the case with one argument of the case's kind."""
         how = "in train mode " * self.training + f"with {given.words}"
         how += " and targets" * self.targets
         shares, own = given.visible, given.own
@@ -115,42 +118,43 @@ class Case:
 
     def shown(self, rows: int, time: int) -> Bool[Tensor, "rows time"]:
         """Return the positions that no mask hides, in each row."""
-        tokens = torch.empty(rows, time)
-        return shown(self.visible or (0.0, 1.0), tokens, self.places).bool()
+        if self.visible is None:
+            return torch.ones(rows, time, dtype=torch.bool)
+        return shown(self.visible, torch.empty(rows, time), self.places).bool()
 
     def at(self, *rows: int) -> "Case":
-        """Return the case of some rows of a batch, by their places in it."""
+        """Return the case for rows that have these places in their batch."""
         return replace(self, places=rows)
 
     @property
     def keeps(self) -> bool:
-        """Whether a call may leave a cache in the model."""
+        """Return whether a call may leave a cache in the model."""
         return self.given is not None and self.given.keeps
 
     @property
     def of_several(self) -> bool:
-        """Whether arguments are given together, or with targets."""
+        """Return whether a call has several arguments, counting targets."""
         kind = self.given.kind if self.given is not None else ""
         return kind in (TOGETHER, MASK_AND_TARGETS, TARGETS_TOO)
 
     @property
     def unlike(self) -> bool:
-        """Whether the rows of a batch get unlike arguments."""
+        """Return whether the rows of a batch get different arguments."""
         given = self.given
         packed = given is not None and given.packed and not given.single
         return self.visible is not None or packed
 
     @property
     def words(self) -> str:
-        """The words of a proof for the arguments; "" for a padding mask."""
+        """Return the arguments in words, for a proof; "" for padding masks."""
         if self.given is None:
             return ""
         return self.given.words + " and targets" * self.targets
 
     def fits(self, caller: Caller) -> bool:
-        """Whether the model can be called so."""
+        """Return whether the model can be called in this case."""
         return (
-            not self.compiled  # see `compiled.py`
+            not self.compiled  # `compiled.py` runs such cases
             and (self.visible is None or caller.takes_mask or bool(self.given))
             and (not self.own or caller.method is not None)
             and (not self.targets or caller.target_name is not None)
@@ -163,7 +167,7 @@ class Case:
         tokens: Tokens,
         extra: dict[str, Tensor],
     ) -> Any:
-        """Return the model's answer to tokens and to what the case adds."""
+        """Return the model's answer to tokens and the case's arguments."""
         extra = self.arguments(tokens, caller) | extra
         parameters = getattr(model, "parameters", list)
         kinds = (p.dtype for p in parameters() if p.is_floating_point())
@@ -178,7 +182,7 @@ class Case:
             return caller.call(model, tokens, extra, own)
 
     def arguments(self, tokens: Tokens, caller: Caller) -> dict[str, Any]:
-        """Return what a call gets next to its tokens."""
+        """Return the arguments of a call besides its tokens."""
         extra: dict[str, Any] = {}
         if self.given is not None:
             made = self.given.make(tokens, self.places)
@@ -199,7 +203,7 @@ def _autocast() -> AbstractContextManager[Any]:
 
 
 def _modes(how: str, **more: Any) -> tuple[Case, Case]:
-    """Return a case in eval mode, and the same in train mode."""
+    """Return a case in eval mode, and the same case in train mode."""
     train = Case(f"in train mode {how}", training=True, grad=True, **more)
     return Case(how, **more), train
 
@@ -244,7 +248,7 @@ HALF = tuple(
 )
 ENLARGED = tuple(replace(DOUBLE, size=size) for size in (MODERATE, *EXTREME))
 
-# Which checks try each case; one that a model cannot be called in is left out.
+# The checks that try each case; a case that a model does not take is left out.
 CASES: dict[Case, tuple[str, ...]] = {
     EVAL: (CAUSALITY, PREFIX, ROWS, AGAIN, LOSS),
     TRAIN: (CAUSALITY, LOSS),
@@ -272,9 +276,9 @@ CASES: dict[Case, tuple[str, ...]] = {
 
 
 def cases_of(check: str, subject: Subject) -> list[Case]:
-    """Return the calls that a check tries of the model as it is built.
+    """Return the cases that a check tries on the model as built.
 
-    A program has one way to be called.
+    A program has a single case.
     """
     if subject.is_program:
         return [EVAL] if check in CASES[EVAL] else []
@@ -289,7 +293,7 @@ def cases_of(check: str, subject: Subject) -> list[Case]:
 
 
 def to_be_tried(caller: Caller) -> list[Case]:
-    """Return the calls that a model may answer without scores, or refuse."""
+    """Return the cases that a model may refuse or answer without scores."""
     rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN, *MASKED)
     rows += WITH_TARGETS
     cases = [case for row in rows for case in row.of(caller)]
@@ -297,10 +301,10 @@ def to_be_tried(caller: Caller) -> list[Case]:
 
 
 def refused_with(case: Case) -> list[Case]:
-    """Return the masks that are left out where one is refused.
+    """Return the masks that need not be tried if this case is refused.
 
-    Where a mask of ones is refused, each one of its dtype is; where one is
-    refused in eval mode, the same one is in train mode.
+    A refused mask of ones means that each mask of its dtype is refused. A mask
+    that is refused in eval mode is also refused in train mode.
     """
     return [
         other
@@ -312,11 +316,11 @@ def refused_with(case: Case) -> list[Case]:
 
 
 def followed_cases(subject: Subject) -> Iterator[Case]:
-    """Yield the cases of a proof next to one row in eval and train mode."""
+    """Yield the cases that a proof follows, except the plain one-row call."""
     declared = subject.sees is not None
     for case in cases_of(CAUSALITY, subject):
         if declared and case.visible is not None:
-            continue  # it is about whole texts, and padding moves them
+            continue  # a declaration is for unpadded texts
         main = case in (EVAL, TRAIN)
         if case.losses:
             continue
@@ -338,10 +342,9 @@ def followed_cases(subject: Subject) -> Iterator[Case]:
 
 
 def losses_with_arguments(subject: Subject) -> Iterator[Case]:
-    """Yield the cases in which a loss comes back for targets and arguments.
+    """Yield cases in which a call with targets gives a loss, but no scores.
 
-    A mask that pads on the left is left out: scores that it hides are in the
-    loss.
+    A left-padding mask is left out, because the loss counts hidden tokens.
     """
     for row in WITH_TARGETS:
         for case in row.of(subject.caller) if row.training else ():
@@ -352,16 +355,15 @@ def losses_with_arguments(subject: Subject) -> Iterator[Case]:
 
 # --- Lengths -----------------------------------------------------------------
 
-BETWEEN = (5, SHORT - 1)  # of the other cases: no block of 8 divides them
-EVERY = 64  # a proof is for each length of a model with so many positions
-FIRST = 2  # lengths before these cases
-USUAL = (24, 100)  # lengths of texts as people have them
+BETWEEN = (5, SHORT - 1)  # lengths for all other cases: no multiples of 8
+EVERY = 64  # up to this block size each length is proved
+USUAL = (24, 100)  # lengths of everyday texts
 HEAVY_LENGTHS = (33, 64)
-DRAWN = 4  # lengths from the seed
+DRAWN = 4  # how many lengths are drawn from the seed
 
 
 def accepted(subject: Subject, lengths: Iterable[int]) -> list[int]:
-    """Return lengths in their order, or raise ValueError for one refused."""
+    """Return sorted lengths, or raise ValueError if one is refused."""
     ordered = sorted({*lengths})
     for time in ordered:
         if not subject.lengths.accepts(time):
@@ -373,10 +375,10 @@ def accepted(subject: Subject, lengths: Iterable[int]) -> list[int]:
 
 
 def usual_lengths(subject: Subject, model: object, longest: int) -> list[int]:
-    """Return the lengths that are tried, up to one, in their order.
+    """Return the lengths to try, sorted, up to `longest`.
 
-    Each to SHORT, the longest, those near edges of kernels and windows, and
-    some from the seed.
+    They are all lengths up to SHORT, the longest one, lengths near edges of
+    kernels and windows, and some drawn from the seed.
     """
     longest = min(subject.block_size, longest)
     wanted = {*range(1, SHORT + 1), longest}
@@ -396,36 +398,8 @@ def usual_lengths(subject: Subject, model: object, longest: int) -> list[int]:
 def lengths_of_proof(
     subject: Subject, model: object, longest: int
 ) -> list[int]:
-    """Return the lengths that are proved: each one, if they are few."""
+    """Return the lengths to prove: all lengths, if they are few."""
     if subject.heavy or subject.block_size > EVERY:
         return usual_lengths(subject, model, longest)
     each = range(1, subject.block_size + 1)
     return [time for time in each if subject.lengths.accepts(time)]
-
-
-def plan(
-    subject: Subject,
-    main: Iterable[Case],
-    others: Iterable[Case],
-    lengths: list[int],
-) -> Iterator[tuple[Case, list[int]]]:
-    """Yield the cases of a proof in their order, each with its lengths.
-
-    Two tokens and the longest text come first, then the other cases at a few
-    lengths, then the rest: where time is short, each case has its turn.
-    """
-    longest = max(lengths)
-    few = {*BETWEEN[1:]} if subject.heavy else {*BETWEEN, longest}
-    some = [time for time in lengths if time in few] or lengths[:1]
-    if subject.budget.limited:
-        lengths = sorted(
-            lengths, key=lambda t: (t not in (2, longest), t <= SHORT)
-        )
-    first = FIRST if subject.budget.limited else len(lengths)
-    yield from ((case, lengths[:first]) for case in main)
-    crowd = [subject.lengths.fit(CROWD_TIME)]
-    one = [time for time in some if time == BETWEEN[-1]] or some[:1]
-    for case in others:
-        yield case, crowd if case.crowd else one if case.of_several else some
-    if lengths[first:]:
-        yield from ((case, lengths[first:]) for case in main)

@@ -1,7 +1,7 @@
-"""Checks of a scorer: what computes a perplexity, or bits per byte.
+"""Check a scorer, a function that computes perplexity or bits per byte.
 
-A scorer may train on what it has scored, and take documents in another order
-than they stand: what counts is the order in which it scores.
+A scorer may train on tokens that it has scored, and may score documents in any
+order. So "later" in this file refers to the order of scoring.
 """
 
 import io
@@ -19,7 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..invariants.report import CheckResult, Report
-from ..running.budget import DEFAULT, Budget
+from ..running.budget import DEFAULT_SECONDS, Budget
 from ..running.context import during, few_threads, isolated, one_run, seed_all
 from ..running.errors import ModelRaised, SkipCheck, UnusableModel, places_in
 from ..running.model.calling import as_tensor, is_array
@@ -35,22 +35,22 @@ CountBytes = Callable[[str], Iterable[float]]
 K = TypeVar("K")
 
 LN_2 = math.log(2)
-LENGTH = 64  # of the longest text, by default
-REPEATED_IDS = 8  # ids of the text that repeats itself
-LITTLE = 0.5  # of the probability, left to all candidates but a mark
-ALL = 128  # scores up to which every split is tried
-SMALL = 0.5  # seconds of the first calls up to which one thread is enough
-TEXTS = (  # whose bytes are counted
+LENGTH = 64  # tokens of the longest text by default
+REPEATED_IDS = 8  # number of different ids in the repeating text
+LITTLE = 0.5  # least sum of all candidates' probabilities without the mark
+ALL = 128  # up to so many scores, every split of a text is tried
+SMALL = 0.5  # seconds: if the first call is shorter, one thread is used
+TEXTS = (  # texts with which byte counts are tested
     *("The cat  sat, on a mat.", "one\n\ntwo\n", "naïve café", "日本語"),
     "a 🙂 b",
 )
-GOES_ON = "it goes on where the first one ended, or draws random numbers"
+GOES_ON = "it keeps the state of the first scorer, or draws random numbers"
 DRAWN = "dropout is on, or weights are drawn and not loaded"
 NOT_SEEN = (
-    "not seen: a model that was trained on the text beforehand, windows "
-    "longer than the texts here (block_size)"
+    "not tested: whether the model was trained on the text beforehand, "
+    "windows longer than the texts here (block_size)"
 )
-UNCOUNTED = ", bytes that are counted wrongly (bytes_per_token)"
+UNCOUNTED = ", the number of bytes (bytes_per_token)"
 
 
 # --- Scores ------------------------------------------------------------------
@@ -60,18 +60,19 @@ UNCOUNTED = ", bytes that are counted wrongly (bytes_per_token)"
 class Scores:
     """Log-probabilities of a text's tokens, in the order of scoring."""
 
-    # in nats, by position and how often it was scored before
+    # in nats; keys: a position, and how often it was scored before
     table: dict[tuple[int, int], float]
-    dtype: torch.dtype = torch.float64  # that they came in
-    unplaced: int = 0  # too many or too few: their positions are not known
+    dtype: torch.dtype = torch.float64  # dtype of the scorer's answer
+    # number of scores in an answer that does not tell their positions
+    unplaced: int = 0
 
     @property
     def order(self) -> list[int]:
-        """The positions; one that is scored twice stands there twice."""
+        """Return positions in the order of scoring, repeated if rescored."""
         return [at for at, _ in self.table]
 
     def bound(self, share: float) -> float:
-        """Return a share of the largest score, or of 1."""
+        """Return a share of the largest absolute score, or of 1 if larger."""
         finite = filter(math.isfinite, self.table.values())
         return share * max(1.0, *map(abs, finite), 0.0)
 
@@ -79,22 +80,23 @@ class Scores:
 def differences(
     one: Mapping[K, float], two: Mapping[K, float]
 ) -> dict[K, float]:
-    """Return how far numbers are apart; from one not there, infinitely."""
+    """Return the distance of scores by key; inf where a score is missing."""
     pairs = [(key, x, two.get(key, math.inf)) for key, x in one.items()]
     return {key: 0.0 if x == y else abs(x - y) for key, x, y in pairs}
 
 
 def read_scores(answer: Any, time: int, bits: bool = False) -> Scores:
-    """Read what a scorer returned for so many tokens.
+    """Read the answer of a scorer for a text.
 
     Args:
-        answer: (time,), or (time - 1,) without the first token, or pairs
-            (position, score). NaN, or 0 for the first token, is no score.
-        time: number of tokens.
+        answer: (time,); or (time - 1,) without the first token; or pairs
+            (position, score). NaN means that the token is not scored; so does
+            0 for the first token.
+        time: number of tokens of the text.
         bits: whether scores are in bits.
 
     Raises:
-        UnusableModel: for anything else, and a position outside the text.
+        UnusableModel: for any other answer, or a position outside the text.
     """
     found = _numbers(answer)
     shape = () if found is None else tuple(found.shape)
@@ -127,7 +129,7 @@ def read_scores(answer: Any, time: int, bits: bool = False) -> Scores:
 
 
 def _numbers(answer: Any) -> Tensor | None:
-    """Return an answer as a tensor on the CPU; None: it holds no numbers."""
+    """Return an answer as a CPU tensor; None if it has no numbers."""
     if isinstance(answer, Tensor):
         return answer.detach().cpu()
     if is_array(answer):
@@ -142,23 +144,27 @@ def _numbers(answer: Any) -> Tensor | None:
 
 
 def rounding_of(dtype: torch.dtype) -> float:
-    """Return the share of a score that is rounding in a dtype, or float32."""
+    """Return how far rounding in a dtype may move a score, as a share.
+
+    The share is at least float32's.
+    """
     eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return floor_of(dtype) * eps
 
 
 @dataclass
 class Scorer:
-    """Fresh scorers of a text, each with the same random numbers."""
+    """A maker of fresh scorers, which all draw the same random numbers."""
 
-    make_score: Callable[[], Score]  # builds one
-    bits: bool = False  # whether its scores are in bits
-    seed: int = 0  # of the random numbers
-    unit = torch.float32  # the coarsest dtype that a scorer computes in
+    # the user's function that builds a fresh scorer
+    make_score: Callable[[], Score]
+    bits: bool = False  # whether scores are in bits
+    seed: int = 0  # random seed
+    unit = torch.float32  # the coarsest dtype in which a scorer computes
     budget: Budget = field(default_factory=Budget, init=False)
 
     def fresh(self, *texts: Text, seed: int | None = None) -> Scores:
-        """Return a fresh scorer's scores of a text, behind other texts."""
+        """Score texts in turn with a fresh scorer; return the last scores."""
         seed = self.seed if seed is None else seed
         seed_all(seed)
         with during("", "make_score"):
@@ -177,19 +183,21 @@ class Scorer:
         return read_scores(answer, len(text), self.bits)
 
     def meet(self, text: Text) -> Scores:
-        """Return the scores of a first text, and note how it rounds.
+        """Return the scores of a first text; record the coarsest dtype.
 
         Raises:
-            UnusableModel: where there are none; its cause is the user's own.
+            UnusableModel: if the scorer raises, with its exception as the
+                cause.
         """
         try:
             scores = self.fresh(text)
         except ModelRaised as error:
             raise UnusableModel(str(error)) from error.__cause__
-        inside = Inside()  # compiled code runs in no mode
+        # records dtypes, except in compiled code, which ignores the mode
+        inside = Inside()
         with suppress(ModelRaised), operations_through(inside):
             self.fresh(text)
-        # 8 bits hold weights, which are what they are
+        # dtypes of results; not 8 bits, which are only for weights
         found = {*inside.dtypes, scores.dtype, torch.float32}
         inside.dtypes = {d for d in found if torch.finfo(d).bits > 8}
         self.unit = inside.coarsest
@@ -198,21 +206,30 @@ class Scorer:
 
 @dataclass
 class Scoring(Scorer):
-    """A scorer under its checks: the texts, and the scores of the first."""
+    """A scorer with its test texts, and the scores of the first text.
+
+    `moved` compares a fresh scorer's scores with earlier scores. A property is
+    a function that takes a Scoring. It returns a message, or raises
+    AssertionError. To add a property, write such a function and list it in
+    PROPERTIES.
+    """
 
     vocab_size: int = 0
     bos: int | None = None
-    mark: int | None = None  # between documents
-    kept: bool = False  # whether state is meant to stay
+    mark: int | None = None  # the id that separates documents
+    # whether a text is meant to change the scores of later texts
+    kept: bool = False
     time: int = LENGTH
-    count: CountBytes = str.encode  # of each of a text's tokens
-    noise: float = 0.0  # how far two fresh scorers are apart
-    slight: float = 0.0  # how far scores moved, as rounding may
+    # function that counts the bytes of each token of a text
+    count: CountBytes = str.encode
+    noise: float = 0.0  # distance between the scores of two fresh scorers
+    slight: float = 0.0  # largest change so far that counted as rounding
 
     def __post_init__(self) -> None:
         time = self.time
-        self.fixed = dict[int, int]()  # the ids at some positions
-        if self.mark is not None:  # three documents, the longest first
+        self.fixed = dict[int, int]()  # ids that never change, by position
+        # two marks: three documents, the longest first
+        if self.mark is not None:
             self.fixed = dict.fromkeys((time // 2, time * 4 // 5), self.mark)
         self.marks = {*self.fixed}
         if self.bos is not None:
@@ -233,7 +250,7 @@ class Scoring(Scorer):
         return known[draw(len(known), 1, time, self.generator)[0]]
 
     def change(self, text: Text, at: Iterable[int]) -> Text:
-        """Return the text with other ids at these positions, but for marks."""
+        """Change the ids at these positions, except where ids are fixed."""
         chosen, text = sorted({*at} - self.fixed.keys()), text.clone()
         old = torch.searchsorted(self.ids, text[chosen])
         text[chosen] = self.ids[others(old, len(self.ids), self.generator)]
@@ -246,9 +263,10 @@ class Scoring(Scorer):
         seed: int | None = None,
         bounds: int = 1,
     ) -> dict[int, float]:
-        """Return how far a fresh scorer's are from the base, by position.
+        """Return how far a fresh scorer's scores differ from the base scores.
 
-        What may be rounding is left out, and kept as slight.
+        The result is by position. Differences that may be rounding are left
+        out. The largest of them is kept in `slight`.
         """
         far = differences(base.table, self.fresh(*texts, seed=seed).table)
         least = base.bound(rounding_of(self.unit)) + 4 * self.noise
@@ -258,13 +276,13 @@ class Scoring(Scorer):
 
 
 def most(moved: dict[int, float]) -> str:
-    """Say by how much scores moved, and where most."""
+    """Return the largest change of a score and its place, in words."""
     at = max(moved, key=moved.__getitem__)
     return f"by up to {moved[at]:.2g} (position {at})"
 
 
 def scorer_coverage(scoring: Scoring) -> str:
-    """Each position is scored once, and none is left out."""
+    """Each position is scored exactly once."""
     time, scored = scoring.time, dict[int, Scores]()
     lengths = {1, 2, 3, 5, 16, 17, time // 2, time * 2 // 3, time - 1, time}
     for length in sorted(lengths & {*range(time + 1)}, reverse=True):
@@ -278,9 +296,11 @@ def scorer_coverage(scoring: Scoring) -> str:
         )
         if scores.unplaced:
             raise AssertionError(
-                f"{words}; pairs (position, log-probability) say which"
+                f"{words}; return pairs (position, log-probability) to say "
+                f"which"
             )
-        # without context are a document's first token, or its mark
+        # need not be scored: a document's first token, which has no context,
+        # and the mark before it
         excused = {0, *scoring.marks, *(at + 1 for at in scoring.marks)}
         bos = {0} & {*count} if scoring.bos is not None else set()
         for wrong, what in (
@@ -303,7 +323,7 @@ def scorer_repeats(scoring: Scoring) -> str:
     scoring.fresh(scoring.other)
     for seed, words, why in (
         (scoring.seed, "a second scorer of make_score", GOES_ON),
-        (scoring.seed + 1, "with another random seed a scorer", DRAWN),
+        (scoring.seed + 1, "with another random seed, a scorer", DRAWN),
     ):
         if moved := scoring.moved(
             scoring.scores, scoring.text, seed=seed, bounds=FRESH_SCORER_BOUNDS
@@ -311,26 +331,27 @@ def scorer_repeats(scoring: Scoring) -> str:
             raise AssertionError(
                 f"{words} gives other scores {most(moved)}: {why}"
             )
-        if seed == scoring.seed:  # draws of another seed are no rounding
+        # not for another seed: its draws are not rounding
+        if seed == scoring.seed:
             scoring.noise = scoring.slight
         scoring.slight = 0.0
     return f"two fresh scorers agree, to {scoring.noise:.2g}"
 
 
 def scorer_state(scoring: Scoring) -> str:
-    """What one text leaves behind does not move the scores of the next."""
+    """A text does not change the scores of the next text."""
     text = scoring.text
     moved = scoring.moved(scoring.scores, text, scoring.other, text)
     if not moved:
-        return "a text has the same scores behind another text"
-    words = f"behind another text a text's scores differ {most(moved)}"
+        return "a text has the same scores after another text"
+    words = f"after another text, a text's scores differ {most(moved)}"
     if scoring.kept:
         return f"{words}, as declared"
     raise AssertionError(f'{words}: reset the state, or declare state="kept"')
 
 
 def scorer_causality(scoring: Scoring) -> str:
-    """No score that was made before a token was scored changes with it."""
+    """A token does not change scores that are made before its own."""
     tried, leaks, where = 0, list[str](), "that of the text"
     for share, text in ((0.5, scoring.text), (1.0, scoring.repeating)):
         with scoring.budget.part("the splits", share=share):
@@ -350,31 +371,34 @@ def scorer_causality(scoring: Scoring) -> str:
                 if moved := scoring.moved(made, changed):
                     leaks.append(
                         f"{len(moved)} of the {k} scores made before that of "
-                        f"token {later[0]} of {len(text)} move when it and "
-                        f"all that is scored behind it change, {most(moved)}"
+                        f"token {later[0]} of {len(text)} change when it and "
+                        f"the tokens scored after it change, {most(moved)}"
                     )
     if not tried:
-        raise SkipCheck("no time, or no score that another one comes behind")
+        raise SkipCheck("no time, or no score that comes before another one")
     if leaks:
         raise AssertionError(
-            f"{leaks[-1]}; {len(leaks)} of {tried} splits show such a leak"
-            f"; pairs (position, log-probability) say another order of scoring"
+            f"{leaks[-1]}; {len(leaks)} of {tried} splits show such a leak; "
+            f"if scoring has another order, return pairs (position, "
+            f"log-probability)"
         )
     said = (
-        f"no score moves with a token that is scored later: {tried} splits "
+        f"no score changes with a token that is scored later: {tried} splits "
         f"of 2 texts of {scoring.time} tokens; the order of scoring is {where}"
     )
     if scoring.slight:
         said += (
-            f"; scores move by up to {scoring.slight:.2g}, as rounding in "
-            f"{dtype_name(scoring.unit)} may: a smaller leak is not seen"
+            f"; scores change by up to {scoring.slight:.2g}, which rounding "
+            f"in {dtype_name(scoring.unit)} can cause: a smaller leak would "
+            f"not show"
         )
     start = scoring.text[: scoring.time // 2 + 1]
     with suppress(ModelRaised, UnusableModel), scoring.budget.overtime():
         if moved := scoring.moved(scoring.fresh(start), scoring.text):
             said += (
-                f"; the first {len(start)} tokens alone have other scores "
-                f"{most(moved)}: the length moves them"
+                f"; without the rest of the text, the scores of the first "
+                f"{len(start)} tokens differ {most(moved)}: they depend on "
+                f"the length"
             )
     return said
 
@@ -406,21 +430,21 @@ def scorer_normalised(scoring: Scoring) -> str:
     words = f"of a token's candidates sum to {', '.join(said)}"
     if max(rests) < LITTLE:
         raise AssertionError(
-            f"the mark would have more than half of the probability "
-            f"everywhere: the probabilities {words}"
+            f"the mark has more than half of the probability at each "
+            f"position: the probabilities {words}"
         )
     return f"the probabilities {words}"
 
 
 def _candidate(scoring: Scoring, text: Text, at: int, token: int) -> float:
-    """Return the score of a token that is put at a position."""
+    """Return the score that a token has if it is put at a position."""
     text = text.clone()
     text[at] = token
     return scoring.fresh(text).table.get((at, 0), -math.inf)
 
 
 def _splits(scoring: Scoring, text: Text, at: int, mark: int) -> bool:
-    """Whether a mark at a position is not scored from what is before it."""
+    """Return whether the separator's score ignores the text before it."""
     texts = text, scoring.change(text, range(at))
     with scoring.budget.overtime():
         one, two = (_candidate(scoring, each, at, mark) for each in texts)
@@ -428,16 +452,19 @@ def _splits(scoring: Scoring, text: Text, at: int, mark: int) -> bool:
     same = math.isclose(
         one, two, rel_tol=share, abs_tol=share + 4 * scoring.noise
     )
-    return same or scoring.kept  # weights carry what is before it
+    return same or scoring.kept  # a kept state depends on that text
 
 
 def _sum(
     scoring: Scoring, text: Text, at: int, found: dict[int, float]
 ) -> tuple[str, float]:
-    """Return what a token's candidates sum to, in words and without a mark.
+    """Return the sum of the probabilities of a token's candidates, in words.
+
+    Also return the sum as a number, without the mark (the separator of
+    documents) if the mark splits the text.
 
     Raises:
-        AssertionError: where it is not 1, and a mark does not explain it.
+        AssertionError: if the sum is not 1, and no mark explains it.
     """
     where = f"at position {at}"
     where += " of a text with repeats" * (text is scoring.repeating)
@@ -455,7 +482,7 @@ def _sum(
     if (mark := scoring.mark) is not None and mark in found:
         own = math.exp(min(found[mark], 99.0))
         rest = total - own
-        # behind what is split off, chunks may begin elsewhere
+        # if a document was split off, chunks may begin at other places
         whole = total + own >= 1 - slack
         if rest <= 1 + slack and (whole or _splits(scoring, text, at, mark)):
             return (
@@ -475,9 +502,9 @@ def _sum(
 
 
 def scorer_documents(scoring: Scoring) -> str:
-    """No token of a document moves a score of another one."""
+    """No token of a document changes a score of another document."""
     starts = [0, *sorted(scoring.marks), scoring.time]
-    said = f"{len(starts) - 1} documents do not move each other"
+    said = f"{len(starts) - 1} documents do not change each other's scores"
     for own in starmap(range, pairwise(starts)):
         changed = scoring.change(scoring.text, own)
         moved = {
@@ -488,28 +515,28 @@ def scorer_documents(scoring: Scoring) -> str:
         behind = {at for at in moved if at - 1 in scoring.marks}
         if moved.keys() - behind:
             words = (
-                f"the document at positions {spans(own)} moves {len(moved)} "
-                f"scores of other documents, {most(moved)}"
+                f"the document at positions {spans(own)} changes "
+                f"{len(moved)} scores of other documents, {most(moved)}"
             )
             if not scoring.kept:
                 raise AssertionError(words)
-            said = f"{words}: it is kept, as declared"
+            said = f"{words}: its state is kept, as declared"
         elif behind:
             said += (
-                f"; the first token behind a mark is scored from the document "
+                f"; the first token after a mark is scored from the document "
                 f"before it (position {min(behind)})"
             )
     return said
 
 
 def scorer_bytes(scoring: Scoring) -> str:
-    """The bytes that are counted for a text's tokens are the text's."""
+    """The byte counts of a text's tokens sum to the bytes of the text."""
     counted = dict[str, list[float]]()
     for text in TEXTS:
         try:
             with during("", f"bytes_per_token of {text!r}"):
                 counted[text] = [*map(float, scoring.count(text))]
-        except ModelRaised:  # letters that a tokenizer does not know
+        except ModelRaised:  # a small tokenizer may not know these letters
             if text == TEXTS[0]:
                 raise
     for text, sizes in counted.items():
@@ -517,10 +544,10 @@ def scorer_bytes(scoring: Scoring) -> str:
         if total != size:
             raise AssertionError(
                 f"the {len(sizes)} tokens of {text!r} are counted as "
-                f"{total:g} bytes, and the text has {size}"
+                f"{total:g} bytes, but the text has {size}"
             )
     count = f"{len(counted)} of {len(TEXTS)}"
-    return f"the tokens of {count} texts have their bytes"
+    return f"the byte counts of {count} texts are right"
 
 
 PROPERTIES = (
@@ -532,7 +559,7 @@ PROPERTIES = (
     scorer_documents,
     scorer_bytes,
 )
-BRIEF = 2  # of these may take all seconds left
+BRIEF = 2  # the first so many properties may each use all remaining seconds
 
 
 @one_run
@@ -551,49 +578,39 @@ def check_scorer(
     debug: bool = False,
     on_progress: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Check that a scorer's log-probabilities are those of a code.
+    """Check that a scorer's log-probabilities are valid predictions.
+
+    No score may depend on a token that is scored later, and the probabilities
+    of all candidates for a token must sum to 1.
 
     Args:
         make_score: builds fresh state and returns score(tokens), which takes
-            ids (time,) and returns a log-probability for each, (time,), for
-            all but the first, (time - 1,), or pairs (position,
-            log-probability) in the order of scoring.
+            ids (time,). score returns a log-probability for each id, (time,),
+            or for all but the first, (time - 1,). It may also return pairs
+            (position, log-probability) in the order of scoring.
         vocab_size: number of ids.
-        bos: an id that all texts begin with, which is not scored.
-        documents: an id that separates documents, which must then not move
-            each other's scores.
-        bits: whether scores are in bits; False: in nats.
-        state: "kept" where one text is meant to move the scores of the next.
-        bytes_per_token: from a text to the bytes that are counted for each of
-            its tokens: lambda text: table[tokenizer.encode(text)].
-        block_size: tokens of the longest text tried.
-        seed: of texts and of the scorer's random numbers.
-        budget: seconds; None: 225.
-        debug: let an exception that the scorer raises end the run.
-        on_progress: called with the report before the first property, and
-            as each one ends.
+        bos: an id with which all texts begin, and which is not scored.
+        documents: an id that separates documents; documents must then not
+            change each other's scores.
+        bits: whether scores are in bits; False means nats.
+        state: "kept" if one text is meant to change the scores of the next.
+        bytes_per_token: returns the number of bytes of each token of a text:
+            lambda text: table[tokenizer.encode(text)].
+        block_size: tokens of the longest text to try.
+        seed: random seed of texts and of the scorer.
+        budget: seconds; None means 225.
+        debug: whether an exception of the scorer ends the run.
+        on_progress: called with the report before the first property, and when
+            each property ends.
 
     Returns:
-        The report, one result for each property.
+        The report, with one result for each property.
 
     Raises:
-        ValueError: for a scorer that cannot be built, called or read, and
-            for ids outside the vocabulary.
+        ValueError: if the scorer cannot be built, called or read, or if an
+            id is outside the vocabulary.
     """
-    for name, token in {"bos": bos, "documents": documents}.items():
-        if token is not None and token not in range(vocab_size):
-            raise ValueError(
-                f"{name} must be an id from 0 to {vocab_size - 1}, "
-                f"got {token!r}"
-            )
-    for name, size, least in (
-        ("vocab_size", vocab_size, 4),
-        ("block_size", block_size, 8),
-    ):
-        if size < least:
-            raise ValueError(f"{name} must be at least {least}, got {size}")
-    if state not in ("fresh", "kept"):
-        raise ValueError(f'state must be "fresh" or "kept", got {state!r}')
+    _require_settings(vocab_size, block_size, state, bos, documents)
     hush, blocked = redirect_stdout(io.StringIO()), ""
     start, count = perf_counter(), torch.get_num_threads()
     with isolated(seed), hush, few_threads(0, 0, 1):
@@ -612,34 +629,79 @@ def check_scorer(
         [function.__name__ for function in chosen],
         notes=[NOT_SEEN + UNCOUNTED * (bytes_per_token is None)],
     )
-    scoring.budget = clock = Budget(DEFAULT if budget is None else budget)
+    scoring.budget = clock = Budget(
+        DEFAULT_SECONDS if budget is None else budget
+    )
     on_progress(report)
     for number, function in enumerate(chosen):
-        calls, name, status = clock.calls, function.__name__, "passed"
-        places: list[dict[str, Any]] = []
-        clock.start(name, 1 / (1 if number < BRIEF else len(chosen) - number))
-        try:
-            if blocked:
-                raise SkipCheck(f"see {blocked}")
-            with isolated(seed), hush, few_threads(0, 0, count):
-                message = function(scoring)
-        except (SkipCheck, AssertionError, UnusableModel) as error:
-            message, places = str(error), places_in(error)
-            status = "skipped" if isinstance(error, SkipCheck) else "failed"
-            if isinstance(error, ModelRaised | UnusableModel):
-                if debug:
-                    raise
-                status, message = "error", f"no verdict: {message}"
-        # without these no other property has a verdict
+        left = 1 if number < BRIEF else len(chosen) - number
+        clock.start(function.__name__, 1 / left)
+        with hush, few_threads(0, 0, count):
+            result = _result(function, scoring, blocked, debug)
+        # if positions are unknown or scores do not repeat, no other property
+        # can be judged
         doubtful = scoring.scores.unplaced or function is scorer_repeats
-        blocked = name if status == "failed" and doubtful else blocked
-        cut = clock.not_tried if status == "passed" else ""
-        message += f"; not tried: {cut}" if cut else ""
-        took = clock.elapsed, clock.calls - calls
-        report.results.append(
-            CheckResult(
-                name, status, message, *took, not_tried=cut, places=places
-            )
-        )
+        if result.status == "failed" and doubtful:
+            blocked = result.name
+        report.results.append(result)
         on_progress(report)
     return report
+
+
+def _require_settings(
+    vocab_size: int,
+    block_size: int,
+    state: str,
+    bos: int | None,
+    documents: int | None,
+) -> None:
+    """Require possible sizes of texts, and ids in the vocabulary."""
+    for name, token in {"bos": bos, "documents": documents}.items():
+        if token is not None and token not in range(vocab_size):
+            raise ValueError(
+                f"{name} must be an id from 0 to {vocab_size - 1}, "
+                f"got {token!r}"
+            )
+    for name, size, least in (
+        ("vocab_size", vocab_size, 4),
+        ("block_size", block_size, 8),
+    ):
+        if size < least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
+    if state not in ("fresh", "kept"):
+        raise ValueError(f'state must be "fresh" or "kept", got {state!r}')
+
+
+def _result(
+    function: Callable[[Scoring], str],
+    scoring: Scoring,
+    blocked: str,
+    debug: bool,
+) -> CheckResult:
+    """Test a property, unless `blocked` names a failed property before it."""
+    clock, status = scoring.budget, "passed"
+    calls = clock.calls
+    places: list[dict[str, Any]] = []
+    try:
+        if blocked:
+            raise SkipCheck(f"see {blocked}")
+        with isolated(scoring.seed):
+            message = function(scoring)
+    except (SkipCheck, AssertionError, UnusableModel) as error:
+        message, places = str(error), places_in(error)
+        status = "skipped" if isinstance(error, SkipCheck) else "failed"
+        if isinstance(error, ModelRaised | UnusableModel):
+            if debug:
+                raise
+            status, message = "error", f"no verdict: {message}"
+    cut = clock.not_tried if status == "passed" else ""
+    message += f"; not tried: {cut}" if cut else ""
+    return CheckResult(
+        function.__name__,
+        status,
+        message,
+        clock.elapsed,
+        clock.calls - calls,
+        not_tried=cut,
+        places=places,
+    )

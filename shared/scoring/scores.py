@@ -1,4 +1,4 @@
-"""Two scorers of one text: where they part first, and by how much."""
+"""Compare two scorers on one text: where they first differ, and how much."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,15 +27,15 @@ Side = Path | Callable[[], Score]
 
 @dataclass(frozen=True)
 class ScoreDiff:
-    """The scores that two sides give a text, and what they show."""
+    """The scores that two scorers give a text, and where they differ."""
 
-    same: bool  # whether both score the same positions alike
-    sentence: str  # where both part first, and by how much
-    first: int | None  # position whose scores differ by more than rounding
+    same: bool  # whether both score the same positions with equal scores
+    sentence: str  # where they first differ, and by how much
+    first: int | None  # the first position that differs by more than rounding
     tokens: list[int]  # the text
-    left: dict[int, float]  # the left scorer's, in nats, by position
-    right: dict[int, float]  # the right scorer's
-    bound: float  # up to which a difference is rounding
+    left: dict[int, float]  # the left's scores in nats, by position
+    right: dict[int, float]  # the right's scores in nats, by position
+    bound: float  # the largest difference that counts as rounding
 
 
 @one_run
@@ -47,20 +47,20 @@ def diff_scores(
     names: tuple[str, str] = ("left", "right"),
     tolerance: float = 0.0,
 ) -> ScoreDiff:
-    """Compare what two scorers give one text.
+    """Compare the scores of two scorers for one text.
 
     Args:
-        left: make_score, as for check_scorer, or a file (.npz,
-            .safetensors) with an array of log-probabilities, (time,) or
-            (time - 1,), and the ids, (time,), as `tokens`.
-        right: another one.
-        tokens: ids of the text; None: those of a file.
-        names: of both sides, for messages.
-        tolerance: share of the largest score that passes as rounding.
+        left: make_score, as for check_scorer, or a file (.npz, .safetensors).
+            A file has an array of log-probabilities, (time,) or (time - 1,),
+            and the ids, (time,), as `tokens`.
+        right: the scorer or the file to compare with the left.
+        tokens: ids of the text; None uses those of a file.
+        names: the names of the two scorers, for messages.
+        tolerance: differences up to this share of the largest score pass.
 
     Raises:
-        ValueError: for files and scorers that cannot be read, and for a
-            file of another text.
+        ValueError: if a file or scorer cannot be read, or if a file has a
+            different text.
     """
     files = [
         read_arrays(side) if isinstance(side, Path) else {}
@@ -70,7 +70,7 @@ def diff_scores(
         if tokens is None and TOKENS in arrays:
             tokens = arrays[TOKENS].flatten().tolist()
     if not tokens:
-        raise ValueError("no tokens: give a text, or ids as 1,2,3")
+        raise ValueError("no tokens: give a text, or ids like 1,2,3")
     sides, bound = list[dict[int, float]](), 0.0
     for name, side, arrays in zip(names, (left, right), files, strict=True):
         if isinstance(side, Path):
@@ -104,7 +104,7 @@ def _compare(
     said = "no position is scored on both sides"
     if first is not None:
         said = (
-            f"they part at position {first} (token {tokens[first]}): "
+            f"they first differ at position {first} (token {tokens[first]}): "
             f"{left[first]:.5g} and {right[first]:.5g}; {len(parted)} of "
             f"{len(both)} scores differ"
         )
@@ -113,11 +113,11 @@ def _compare(
     if both:
         said += f" {most(apart)} (rounding: {bound:.1g})"
     if alone:
-        said += f"; scored on one side alone: {spans(alone)}"
+        said += f"; scored on only one side: {spans(alone)}"
     for side, factor in (("left", LN_2), ("right", 1 / LN_2)):
         pairs = [(left[at] * factor, right[at]) for at in parted]
         if pairs and all(math.isclose(*pair, rel_tol=1e-4) for pair in pairs):
-            said += f"; the {side} ones are in bits, the others in nats"
+            said += f"; the {side} scores are in bits, the others in nats"
     same = bool(both) and not parted and not alone
     return ScoreDiff(same, said, first, tokens, left, right, bound)
 
@@ -128,8 +128,8 @@ def _from_file(
     ids = arrays.pop(TOKENS, torch.tensor(tokens)).flatten().tolist()
     if ids != tokens:
         raise ValueError(
-            f"{name} was made of another text: {len(ids)} ids, and not the "
-            f"{len(tokens)} given"
+            f"{name} has scores of another text: {len(ids)} ids, but the "
+            f"given text has {len(tokens)}"
         )
     found = [a for a in arrays.values() if a.is_floating_point()]
     if len(found) != 1:

@@ -21,31 +21,32 @@ from .texts import default_text, read_text, text_stamp
 
 N_VOCAB = 1024
 
-# Merges never cross these pieces: a word with the space in front of it, one
-# digit, a run of punctuation, a run of spaces up to a word's own.
+# Merges never cross the borders of these pieces: a word with the space before
+# it; one digit; a run of punctuation; a run of spaces, up to the space that
+# begins a word.
 PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 RANKS_FILE = Path(__file__).with_name("duet_1k.tiktoken")
-# The text that RANKS_FILE was trained on: `text_stamp` of Python 3.11's.
+# The `text_stamp` of the text that trained RANKS_FILE: Python 3.11's default.
 RANKS_STAMP = "2a95af4ac93f"
 
 Pair = tuple[bytes, bytes]
 
 
 def train_bpe(text: str, n_ranks: int) -> dict[bytes, int]:
-    """Merge the most frequent pair of tokens, over and over.
+    """Merge the most frequent pair of neighbouring tokens, again and again.
 
-    Of equally frequent pairs the one that comes first in the text is taken.
+    Of equally frequent pairs, the first one in the text is merged.
 
     Args:
-        text: what the merges are learned from.
-        n_ranks: number of tokens, the 256 bytes among them.
+        text: the text from which merges are learned.
+        n_ranks: number of tokens, including the 256 bytes.
 
     Returns:
-        Bytes of every token and its rank, which is its id.
+        The rank of every token, by the token's bytes. The rank is the id.
 
     Raises:
-        ValueError: for less than 256, or a text with too few pairs.
+        ValueError: for fewer than 256 ranks, or a text with too few pairs.
 
     Source: Sennrich et al. 2016 (Neural Machine Translation of Rare Words
     with Subword Units), on bytes as GPT-2 does it.
@@ -72,7 +73,7 @@ def train_bpe(text: str, n_ranks: int) -> dict[bytes, int]:
             )
         every = (pair for word in words for pair in pairwise(word))
         best = next(pair for pair in every if frequency[pair] == most)
-        # Two different pairs can spell the same token, which keeps its rank.
+        # Two different pairs can spell one token: it keeps its first rank.
         ranks.setdefault(best[0] + best[1], len(ranks))
         for i, (word, count) in enumerate(zip(words, counts, strict=True)):
             if best[0] in word and best in pairwise(word):
@@ -85,7 +86,7 @@ def train_bpe(text: str, n_ranks: int) -> dict[bytes, int]:
 
 
 def _joined(word: list[bytes], pair: Pair) -> list[bytes]:
-    """Join the pair wherever it is in a word, from left to right."""
+    """Join a pair of tokens wherever a word has it, from left to right."""
     joined, i = [], 0
     while i < len(word):
         step = 2 if tuple(word[i : i + 2]) == pair else 1
@@ -95,17 +96,17 @@ def _joined(word: list[bytes], pair: Pair) -> list[bytes]:
 
 
 def dump_ranks(ranks: Mapping[bytes, int]) -> str:
-    """Return the ranks as tiktoken's files keep them: base64 and rank."""
+    """Return the ranks in tiktoken's format: base64 of bytes, rank."""
     ordered = sorted(ranks.items(), key=lambda item: item[1])
     lines = [f"{base64.b64encode(t).decode()} {rank}" for t, rank in ordered]
     return "\n".join(lines) + "\n"
 
 
 def parse_ranks(content: str) -> dict[bytes, int]:
-    """Read what `dump_ranks` wrote.
+    """Read the output of `dump_ranks`.
 
-    tiktoken's own reader would put a copy in its cache under the file's
-    path, and go on using it after the file has changed.
+    tiktoken's own reader would cache the file by its path. It would use the
+    cached copy even after the file has changed.
     """
     rows = (line.split() for line in content.splitlines())
     return {base64.b64decode(token): int(rank) for token, rank in rows}

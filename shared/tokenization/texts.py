@@ -1,4 +1,4 @@
-"""Where texts come from, and how their ids become batches."""
+"""Read texts, and cut their ids into batches."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,8 @@ from torch import Tensor
 def default_text() -> str:
     """Return Python's language reference, which comes with Python.
 
-    It differs from version to version: stamp results with `text_stamp`.
+    The text differs between versions of Python, so keep its `text_stamp` with
+    each result.
     """
     from pydoc_data.topics import topics
 
@@ -19,18 +20,17 @@ def default_text() -> str:
 
 
 def default_passage() -> str:
-    """Return a passage of it that begins with a sentence."""
+    """Return a passage of the default text that begins with a sentence."""
     from pydoc_data.topics import topics
 
     return topics["for"].partition("\n\n")[2]
 
 
 def read_text(path: str | Path) -> str:
-    """Read a UTF-8 file, line ends untouched.
+    """Read a UTF-8 file without changing its line ends.
 
     Raises:
-        ValueError: for a file that is missing, a folder, unreadable, empty
-            or not UTF-8.
+        ValueError: if the file cannot be read, is empty, or is not UTF-8.
     """
     path = Path(path)
     try:
@@ -61,7 +61,7 @@ def text_stamp(text: str) -> str:
 def split_ids(
     ids: Int[Tensor, "tokens"],
 ) -> tuple[Int[Tensor, "train"], Int[Tensor, "validation"]]:
-    """Cut a text in two: nine tenths to learn from, the rest to test on."""
+    """Cut a text in two: nine tenths for training, the rest for validation."""
     cut = int(0.9 * len(ids))
     return ids[:cut], ids[cut:]
 
@@ -72,14 +72,16 @@ def random_batch(
     block_size: int,
     generator: torch.Generator | None = None,
 ) -> tuple[Int[Tensor, "batch time"], Int[Tensor, "batch time"]]:
-    """Draw windows of a text, each start as likely as any other.
+    """Draw windows of a text at uniformly random starts.
+
+    The generator must be on the CPU.
 
     Returns:
-        The windows, and their targets: the windows one step on. Both on the
-        device of the ids; the generator is one of the CPU.
+        The windows, and their targets: the windows one token later. Both are
+        on the device of the ids.
 
     Raises:
-        ValueError: for a text that has not one window and its target.
+        ValueError: for a text that is shorter than a window and its target.
 
     Source: the lecture "Let's build GPT".
     """
@@ -87,7 +89,7 @@ def random_batch(
     if starts < 1:
         raise ValueError(
             f"a text of {len(ids)} tokens is too short: a window of "
-            f"{block_size} and its target need {block_size + 1}"
+            f"{block_size} and its target require {block_size + 1}"
         )
     start = torch.randint(starts, (batch_size, 1), generator=generator)
     places = (start + torch.arange(block_size)).to(ids.device)

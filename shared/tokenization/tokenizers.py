@@ -1,11 +1,11 @@
-"""Text to ids and back: the kit's own tokens, bytes, characters, tiktoken."""
+"""Load tokenizers: the kit's own, bytes, characters, tiktoken's."""
 
 import operator
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, SupportsIndex
 
-if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
+if TYPE_CHECKING:  # for annotations only, so that --help is fast
     from tiktoken import Encoding
 
 DEFAULT = "duet-1k"
@@ -13,9 +13,9 @@ EMBEDDED = (DEFAULT, "bytes", "char")
 
 
 class Tokenizer:
-    """Turns text into ids in [0, n_vocab) and back, by a tiktoken encoding.
+    """Turn text into ids in [0, n_vocab) and back, with a tiktoken encoding.
 
-    Special tokens are read as ordinary text.
+    Special tokens in a text are encoded as ordinary text.
     """
 
     def __init__(self, encoding: "Encoding"):
@@ -27,7 +27,7 @@ class Tokenizer:
         return self.encoding.encode_ordinary(text)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             ValueError: for an id outside the vocabulary.
@@ -35,28 +35,28 @@ class Tokenizer:
         return self.decode_bytes(ids).decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
-        """Return the bytes of ids: one id may hold part of a character."""
+        """Return the bytes of ids; an id may hold only part of a character."""
         plain = [operator.index(i) for i in ids]
         for i in plain:
             if not 0 <= i < self.n_vocab:
                 raise ValueError(
-                    f"id {i} is outside the {self.n_vocab} of the tokens"
+                    f"id {i} is outside the vocabulary of {self.n_vocab}"
                 )
         try:
             return self.encoding.decode_bytes(plain)
-        except KeyError as error:  # an encoding may leave ids out
+        except KeyError as error:  # an encoding may leave ids unused
             raise ValueError(f"no token has this id: {error}") from None
 
 
 class CharTokenizer(Tokenizer):
-    """One id for each distinct character of a text, in sorted order.
+    """A tokenizer whose ids are the sorted distinct characters of a text.
 
     Source: the lecture "Let's build GPT".
     """
 
     def __init__(self, text: str):
         if not text:
-            raise ValueError("a char tokenizer needs a text, got an empty one")
+            raise ValueError("a char tokenizer requires a text, got none")
         self.characters = "".join(sorted(set(text)))
         super().__init__(_one_by_one("char", map(str.encode, self.characters)))
 
@@ -84,20 +84,20 @@ def load_tokenizer(name: str, text: str | None = None) -> Tokenizer:
     """Load a tokenizer by name.
 
     Args:
-        name: "duet-1k", "bytes", "char", or a tiktoken encoding or model
-            name ("r50k_base", "davinci").
-        text: what "char" takes its characters from.
+        name: "duet-1k", "bytes", "char", or a name of a tiktoken encoding or
+            of a model that tiktoken knows ("r50k_base", "davinci").
+        text: the text whose characters are the ids of "char".
 
     Raises:
-        ValueError: for an unknown name, for "char" without a text, and for
-            an encoding that is neither cached nor can be fetched.
+        ValueError: for an unknown name, for "char" without a text, or for an
+            encoding that is not cached and cannot be downloaded.
     """
     if name == DEFAULT:
         from .bpe import duet_1k
 
         return Tokenizer(duet_1k())
     if name == "bytes":
-        every = (bytes([byte]) for byte in range(256))  # of UTF-8
+        every = (bytes([byte]) for byte in range(256))  # the tokens: each byte
         return Tokenizer(_one_by_one(name, every))
     if name == "char":
         return CharTokenizer(text or "")
@@ -123,8 +123,7 @@ def _load_tiktoken(name: str):
     except Exception as error:  # the network can fail in many ways
         cache = os.environ.get("TIKTOKEN_CACHE_DIR", "not set")
         raise ValueError(
-            f"tokenizer {encoding} can be neither fetched "
-            f"({type(error).__name__}) nor found in TIKTOKEN_CACHE_DIR "
-            f"({cache}); without a network use {', '.join(EMBEDDED[:-1])} or "
-            f"{EMBEDDED[-1]}"
+            f"tokenizer {encoding} is not in TIKTOKEN_CACHE_DIR ({cache}) "
+            f"and cannot be downloaded ({type(error).__name__}); without a "
+            f"network, use {', '.join(EMBEDDED[:-1])} or {EMBEDDED[-1]}"
         ) from None

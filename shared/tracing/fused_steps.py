@@ -1,7 +1,7 @@
-"""The steps inside torch's fused operations, by the formula.
+"""Compute the steps inside torch's fused operations, by formulas.
 
-A fused kernel gives only its result. Written out, its steps can be paired
-with the lines of a model that takes them one by one.
+A fused kernel returns only its result. Here its steps are written out, to be
+paired with the lines of a model that takes them one by one.
 """
 
 import math
@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Steps that some models take in another way: no difference is placed there.
+# Names of steps that some models take in another way, so a diff never names
+# them as the first difference.
 RAW_SCORES, MEAN_SQUARE = "query @ key", "mean square"
 REPEATED = {"repeated keys": 1, "repeated values": 2}  # the operand's index
 OPTIONAL = {RAW_SCORES, MEAN_SQUARE, *REPEATED}
@@ -30,7 +31,7 @@ def attention(
 ) -> Steps:
     """Yield the steps of torch's scaled_dot_product_attention.
 
-    The arguments are torch's own.
+    The arguments are those of torch's function.
     """
     if enable_gqa:
         times = query.size(-3) // key.size(-3)
@@ -59,14 +60,14 @@ def softmax(
     dim: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Steps:
-    """Yield the step of torch's softmax. The arguments are its own."""
+    """Yield the step of torch's softmax, which takes the same arguments."""
     if dim is not None:
         scores = input.to(dtype or input.dtype)
         yield "exponentials", (scores - scores.amax(dim, keepdim=True)).exp()
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Steps:
-    """Yield the steps of torch's gelu. The arguments are its own."""
+    """Yield the steps of torch's gelu, which takes the same arguments."""
     if approximate == "tanh":
         cubic = input + 0.044715 * input**3
         yield "cubic", cubic
@@ -81,7 +82,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Steps:
-    """Yield the steps of torch's layer_norm. The arguments are its own."""
+    """Yield the steps of torch's layer_norm, from the same arguments."""
     axes = [-1 - axis for axis in range(len(normalized_shape))]
     centred = input - input.mean(axes, keepdim=True)
     yield "centred", centred
@@ -94,7 +95,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Steps:
-    """Yield the steps of torch's rms_norm. The arguments are its own."""
+    """Yield the steps of torch's rms_norm, from the same arguments."""
     axes = [-1 - axis for axis in range(len(normalized_shape))]
     mean = input.square().mean(axes, keepdim=True)
     yield MEAN_SQUARE, mean

@@ -1,4 +1,4 @@
-"""Which output position depends on which input position."""
+"""Find which output positions depend on which input positions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,13 +17,13 @@ from ..settings import Settings
 from .moved import influence_of
 from .pictures import svg
 
-DRAWN = 16  # tokens, where none are given
+DRAWN = 16  # number of tokens to draw if none are given
 
 
 class InfluenceMap(Tensor):
-    """The matrix of `influence`; a notebook shows it as a picture."""
+    """The matrix of `influence`, which a notebook shows as a picture."""
 
-    # what is computed of it is a plain tensor
+    # operations on the matrix return plain tensors
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     def _repr_html_(self) -> str:
@@ -38,22 +38,22 @@ def influence(
     rounds: int = 2,
     **settings: Unpack[Settings],
 ) -> Float[Tensor, "time time"]:
-    """Return how far each input position moves each output position.
+    """Return how far each input token moves the scores at each position.
 
     Entry [i, j] is the largest change of the scores of position i when only
-    token j is replaced: in float64 where the model can, in eval mode. For a
-    causal model everything above the diagonal is 0.
+    token j is replaced. The model runs in eval mode and, if it can, in
+    float64. For a causal model all entries above the diagonal are 0.
 
     Args:
         model: a model, a function or a factory, as for check_model.
-        tokens: ids of one sequence; None: 16 drawn from the seed.
+        tokens: ids of one sequence; None draws 16 from the seed.
         rounds: how many replacements of each token are tried.
         **settings: vocab_size, outputs, seed, device and layout, as for
-            check_model; inputs, which are all given in each call.
+            check_model; inputs, which are given together in each call.
 
     Returns:
-        The matrix, output position by input position; draw it with
-        `save_map` or print it with `text_map`.
+        The matrix, output position by input position. Draw it with `save_map`
+        or print it with `text_map`.
 
     Raises:
         ValueError: for more than one sequence, or a model that cannot be
@@ -91,7 +91,7 @@ def influence(
 
 
 def _ids(tokens: Any) -> Int[Tensor, "time"]:
-    """Return the ids of one sequence, which may be a row of a batch."""
+    """Return the ids of one sequence, which may be given as a single row."""
     ids = torch.as_tensor([] if isinstance(tokens, str) else tokens)
     if ids.ndim == 2 and ids.size(0) == 1:
         ids = ids[0]

@@ -1,15 +1,13 @@
-"""The first line of a model whose value differs between two runs.
+"""Find the first line of a model whose value differs between two runs.
 
-The finder compares two texts that are equal before a split: no value before
-the split may differ. It also compares a piece decoded with a cache with the
-full pass: the piece's values must be the last positions of the full ones.
+Two texts that are equal before a split must have equal values there.
+`last_piece.py` compares a piece decoded with a cache.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,12 +21,13 @@ from ..running.operations import (
     tensors_in,
 )
 from ..running.places import Place, code_of, find_call, layers_of, names_of
-from ..running.tolerances import FLOAT32_SHARE, INSIDE_EXPONENT
+from ..running.tolerances import INSIDE_EXPONENT
 
-FEWEST_NUMBERS = 4  # numbers that a value is known by
-NUMBERS_OF_A_RUN = 2**27  # that are kept: later lines are not compared
+NUMBERS_OF_A_RUN = 2**27  # most numbers to keep: later lines are left out
 
 Run = Callable[[], object]
+# a function that gets a line's key, its place and its value
+Visitor = Callable[[Hashable, Place, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Line:
 
     Attributes:
         place: the line.
-        apart: the largest difference of its value.
-        kept: how many positions a piece keeps, and how many there are, where
-            it keeps fewer.
+        apart: the largest difference between the line's values.
+        kept: how many positions the piece and the whole have, if the line
+            drops positions of a decoded piece.
     """
 
     place: Place
@@ -61,51 +60,35 @@ def first_in_two_texts(
     """Return the first line whose value before a split differs, if any.
 
     Args:
-        model: whose modules' names say where a line runs.
-        runs: of the two texts, which are equal before the split.
+        model: the model, whose module names say where a line runs.
+        runs: functions that run two texts, which are equal before the split.
         size: rows and length of each text.
-        split: the position up to which no value may differ.
-        noise: share of a value that passes as rounding.
+        split: the position before which no value may differ.
+        noise: the share of a value up to which differences are rounding.
     """
     part = partial(_before, size=size, split=split)
-    return _first_line(model, runs, part, noise)
-
-
-def first_in_last_piece(
-    model: Any, piece: Run, whole: Run, ends: tuple[int, int]
-) -> Line | None:
-    """Return the first line of a piece that differs from the full pass.
-
-    It is a line that only decoding runs where the value comes from it as is,
-    or where it drops positions that the full pass has.
-
-    Args:
-        model: as for first_in_two_texts.
-        piece: decodes the last piece with a cache.
-        whole: the full pass.
-        ends: lengths of the whole and of the piece.
-    """
-    part = partial(_last, ends=ends)
-    return _first_line(model, (piece, whole), part, FLOAT32_SHARE, ends[0])
-
-
-def _first_line(
-    model: Any,
-    runs: tuple[Run, Run],
-    part: Callable[..., Tensor | None],
-    noise: float,
-    length: int = 0,
-) -> Line | None:
-    """Return the first line of the first run whose value differs.
-
-    Compared are the parts of a first value, and of a second one next to it. In
-    its place stands a line of the first run alone: one that no value of the
-    second run equals, though some have its size, the length among its axes.
-    """
-    kept: dict[Hashable, tuple[Place, Tensor]] = {}
+    kept = values_of_lines(model, runs[0], part)
     differing: dict[Hashable, float] = {}
-    alone = dict[Hashable, Tensor]()  # what the second run never computes
-    dropped: dict[Hashable, tuple[int, ...] | None] = {}  # of other sizes
+
+    def compare(key: Hashable, place: Place, value: Tensor) -> None:
+        other = part(value) if key in kept else None
+        if other is not None and other.shape == kept[key][1].shape:
+            apart, near = distance(kept[key][1], other, noise)
+            if not near:
+                differing[key] = apart
+
+    visit_lines(model, runs[1], compare)
+    for key, (place, _) in kept.items():
+        if key in differing:
+            return Line(place, differing[key])
+    return None
+
+
+def values_of_lines(
+    model: Any, run: Run, part: Callable[[Tensor], Tensor | None]
+) -> dict[Hashable, tuple[Place, Tensor]]:
+    """Return the lines that a run executes, each with a part of its value."""
+    kept: dict[Hashable, tuple[Place, Tensor]] = {}
     count = 0
 
     def keep(key: Hashable, place: Place, value: Tensor) -> None:
@@ -113,52 +96,20 @@ def _first_line(
         found = part(value)
         if found is not None and found.numel() and count <= NUMBERS_OF_A_RUN:
             kept[key] = place, found.detach().clone()
-            alone[key] = kept[key][1]
             count += found.numel()
 
-    def compare(key: Hashable, place: Place, value: Tensor) -> None:
-        if key not in kept:
-            return
-        alone.pop(key, None)
-        one = kept[key][1]
-        other = part(value, one)
-        if other is not None and other.shape == one.shape:
-            apart, near = _apart(one, other, noise)
-            if not near:
-                differing[key] = apart
-        else:
-            dropped[key] = _dropped(value, one)
-
-    for run, visitor in zip(runs, (keep, compare), strict=True):
-        with below_autograd(), operations_through(_Lines(model, visitor)):
-            run()
-    before: Hashable = None
-    fewer: list[Hashable] = []
-    for key, (place, value) in kept.items():
-        if key in differing:
-            found = Line(place, differing[key])
-            earlier = [
-                k
-                for k in takewhile(key.__ne__, kept)
-                if k in alone and kept[k][0].module.startswith(place.module)
-            ]
-            if before in dropped and fewer and all(dropped[k] for k in fewer):
-                place, value = kept[fewer[0]]
-                found = Line(place, found.apart, dropped[fewer[0]])
-                own = [k for k in earlier if _same_numbers(alone[k], value)]
-            else:
-                long = {
-                    k: alone[k] for k in earlier if length in alone[k].shape
-                }
-                own = _without_counterpart(model, runs[1], long, noise)
-            return replace(found, place=kept[own[0]][0]) if own else found
-        before = before if key in alone else key
-        fewer += [key] * (key in dropped and dropped[key] is not None)
-    return None
+    visit_lines(model, run, keep)
+    return kept
 
 
-def _apart(one: Tensor, other: Tensor, noise: float) -> tuple[float, bool]:
-    """Return how far two values are apart, and whether that is rounding."""
+def visit_lines(model: Any, run: Run, visitor: Visitor) -> None:
+    """Run a model; call the visitor with each float tensor of its lines."""
+    with below_autograd(), operations_through(_Lines(model, visitor)):
+        run()
+
+
+def distance(one: Tensor, other: Tensor, noise: float) -> tuple[float, bool]:
+    """Return the distance of two values, and whether it is rounding."""
     apart = float(torch.where(one == other, 0, one - other).abs().max())
     finite = other.abs()[other.isfinite()]
     size = float(finite.max()) if finite.numel() else 0.0
@@ -166,67 +117,15 @@ def _apart(one: Tensor, other: Tensor, noise: float) -> tuple[float, bool]:
     return apart, apart <= near * size
 
 
-def _without_counterpart(
-    model: Any, run: Run, values: dict[Hashable, Tensor], noise: float
-) -> list[Hashable]:
-    """Return which values equal none of a run, where some have their size."""
-    alike, met = set[Hashable](), set[Hashable]()
-
-    def look(_: Hashable, place: Place, value: Tensor) -> None:
-        for key, one in values.items():
-            if sorted(one.shape) == sorted(value.shape):
-                alike.add(key)
-                ours, theirs = one.flatten().sort(), value.flatten().sort()
-                if _apart(ours.values, theirs.values, noise)[1]:
-                    met.add(key)
-
-    if values:
-        with below_autograd(), operations_through(_Lines(model, look)):
-            run()
-    return [key for key in values if key in alike - met]
-
-
-def _dropped(whole: Tensor, piece: Tensor) -> tuple[int, ...] | None:
-    """Return how many positions a piece has, and the whole, if it has fewer.
-
-    These are the last or the first of the whole's, else (); None for other
-    sizes.
-    """
-    if whole.dim() != piece.dim():
-        return None
-    axes = [d for d, n in enumerate(piece.shape) if n != whole.size(d)]
-    if len(axes) != 1:
-        return None
-    end, size = whole.size(axes[0]), piece.size(axes[0])
-    near = FLOAT32_SHARE * float(piece.abs().max())
-    if size > end:
-        return None
-    for start in (end - size, 0):
-        part = whole.narrow(axes[0], start, size)
-        if bool((part - piece).abs().max() <= near):
-            return size, end
-    return ()
-
-
-def _same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Whether two values have the same numbers, each as often as it may."""
-    if one.is_complex() or other.is_complex():
-        return False
-    numbers = one.double().unique()
-    same = numbers.equal(other.double().unique())
-    return same and len(numbers) >= FEWEST_NUMBERS
-
-
 class _Lines:
-    """Hands out each floating value of the model's lines as it is computed.
+    """Calls the visitor with each float tensor that the model's lines compute.
 
-    The key is the line and how often it ran; for a module of torch's the
-    module instead of the line, as a model may call it from two lines.
+    The key is the line, and how often it has run. For a module of torch, the
+    key has the module's name instead of the line, because a model may call the
+    module from two lines.
     """
 
-    def __init__(
-        self, model: Any, visitor: Callable[[Hashable, Place, Tensor], None]
-    ):
+    def __init__(self, model: Any, visitor: Visitor):
         self.layers, self.names = layers_of(model), names_of(model)
         self.torchs = {
             name
@@ -237,15 +136,15 @@ class _Lines:
         self.counts: Counter[Hashable] = Counter()
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry out an operation, and hand its values out."""
+        """Run an operation, and pass its values on."""
         answer = func(*args, **kwargs)
         if is_collective(func):
             finished(func, args, answer)
         if name in UNSET:
-            return answer  # what the memory held
+            return answer  # the result is uninitialised memory
         for value in filter(is_value, tensors_in((answer,))):
             place, _ = find_call(
-                name, self.layers, self.names, code_of(_first_line)
+                name, self.layers, self.names, code_of(visit_lines)
             )
             if place.in_model:
                 line: Hashable = place
@@ -257,7 +156,7 @@ class _Lines:
 
 
 def is_value(tensor: Tensor) -> bool:
-    """Whether a tensor holds enough numbers to identify it."""
+    """Return whether a tensor has several real or complex entries."""
     numbers = tensor.is_floating_point() or tensor.is_complex()
     return numbers and tensor.numel() > 1
 
@@ -265,33 +164,14 @@ def is_value(tensor: Tensor) -> bool:
 def _before(
     value: Tensor, _: object = None, *, size: tuple[int, int], split: int
 ) -> Tensor | None:
-    """Return the positions before a split, None for a value without time."""
+    """Return a value before a split in time; None if it has no time axis."""
     batch, time = size
     if value.dim() and value.size(0) == batch * time and batch > 1:
         value = value.unflatten(0, size)
     axes = [axis for axis, n in enumerate(value.shape) if n == time]
-    if value.shape[-2:] == (time + 1, time):  # distances of keys, skewed
+    if value.shape[-2:] == (time + 1, time):  # relative scores, not yet cut
         return None
-    # of scores of attention the keys are positions as well
+    # cut each such axis: in attention scores the keys are positions as well
     for axis in axes:
         value = value.narrow(axis, 0, split)
     return value if axes else None
-
-
-def _last(
-    whole: Tensor, like: Tensor | None = None, *, ends: tuple[int, int]
-) -> Tensor | None:
-    """Return the last positions of a value, or None where they are not seen.
-
-    Like is the value of a piece: its axes of another size are time.
-    """
-    if like is None:
-        return whole
-    if whole.dim() != like.dim():
-        return None
-    for axis, sizes in enumerate(zip(whole.shape, like.shape, strict=True)):
-        if sizes == ends:
-            whole = whole.narrow(axis, ends[0] - ends[1], ends[1])
-        elif sizes[0] != sizes[1]:
-            return None
-    return whole

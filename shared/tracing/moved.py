@@ -1,4 +1,4 @@
-"""One loop for maps, leaks and contexts: change tokens, see who moves."""
+"""Change tokens and compare scores, for maps, leaks and use of context."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from ..running.variant import Variant
 
 
 class Moved(NamedTuple):
-    """How far the scores of some rows have moved."""
+    """How far changed tokens have moved the scores of some rows."""
 
-    rows: list[int]  # of the texts; a row may stand there twice
-    by: Float[Tensor, "rows time"]  # at each position that is compared
-    base: Float[Tensor, "rows time vocab"]  # the scores before
-    least: float  # the size up to which this is rounding
+    rows: list[int]  # rows of the texts; a row may occur twice
+    by: Float[Tensor, "rows time"]  # distances at compared positions
+    base: Float[Tensor, "rows time vocab"]  # the scores before the change
+    least: float  # the size up to which a distance is rounding
 
 
 def moves(
@@ -27,11 +27,11 @@ def moves(
     changed: Int[Tensor, "rows time"],
     at: slice = slice(None),
 ) -> Iterator[Moved]:
-    """Yield how far scores move from texts to changed ones, batch by batch.
+    """Yield the distances of scores between texts and changed texts.
 
-    Only calls of equal shape round alike: the last batch is filled up with
-    its last row. Equal texts go through the model once. At selects the
-    positions whose scores are compared.
+    Only calls of equal shape round equally, so the last batch is filled with
+    copies of its last row. If all texts of `base` are equal, only the first
+    batch of them runs. `at` selects the positions whose scores are compared.
     """
     count, time = base.shape
     at_once = min(count, variant.rows_at_once(time))
@@ -51,16 +51,16 @@ def influence_of(
     rounds: int = 2,
     show: Callable[[str], None] = lambda words: None,
 ) -> Float[Tensor, "time time"]:
-    """Return how far each token of a text moves each output position.
+    """Return how far each token of a text moves the scores at each position.
 
     Entry [i, j] is the largest change of the scores of position i when only
     token j is replaced.
 
     Args:
-        variant: the model, as it is called.
+        variant: the model, bound to a case.
         ids: the text.
         rounds: how many replacements of each token are tried.
-        show: called with how far it is.
+        show: a function that gets the progress, in words.
     """
     vocab, time = variant.subject.vocab_size, ids.numel()
     generator = variant.subject.generator()

@@ -1,4 +1,4 @@
-"""Text fed piece by piece, with a model's cache, against the full forward."""
+"""Compare decoding in pieces with the full forward (one uncached pass)."""
 
 import inspect
 import re
@@ -24,27 +24,28 @@ from ..running.rounding import Gap, floor, gaps, real_gap
 from ..running.subject import Subject
 from ..running.variant import CopyFailed, both, copy_for
 from ..running.ways import HALF
-from .lines import Line, first_in_last_piece
+from .last_piece import first_in_last_piece
+from .lines import Line
 
-OF_DTYPES = re.compile(r"dtype|[Ff]loat|Half")  # what torch says of them
+OF_DTYPES = re.compile(r"dtype|[Ff]loat|Half")  # dtypes in torch's messages
 
 
 class CacheComparison:
-    """Decoding with a cache, compared with the full forward.
+    """Compares scores decoded with a cache to those of the full forward.
 
-    Each method requires one promise of a cache, and raises AssertionError
-    with the first position that differs; `require` is the comparison that
-    they share. A new promise is a new method, which check_cache calls.
+    Each method requires one property of a cache, and raises AssertionError if
+    the cache lacks it. Most messages name the first position that differs. For
+    a new property, add a method that check_cache calls.
     """
 
-    note = ""  # for a report: what the cache does not take
-    stepped = 0  # tokens of the longest text that was fed one by one
+    note = ""  # for the report: which texts the cache does not support
+    stepped = 0  # tokens of the longest text that is fed one by one
 
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
 
     def require_reset(self, time: int, generator: torch.Generator) -> None:
-        """Require that a text leaves nothing, whatever starts another."""
+        """Require that a reset keeps a text from affecting the next one."""
         decoder = self.decoder
         chosen = decoder.convention
         tokens = decoder.draw(1, time, generator)
@@ -57,19 +58,19 @@ class CacheComparison:
         self._require_again(first, feed)
         if chosen.reset is None:
             return
-        feed()  # with room
+        feed()  # with a first text, the model reserves the cache's memory
         decoder.convention = replace(chosen, begin=chosen.reset)
         names = [n for n in chosen.way.methods if n.startswith("reset")]
         try:
             again = feed()
-        except ModelRaised:  # it gives the room back
+        except ModelRaised:  # the reset removes the cache's memory
             return
         finally:
             decoder.convention = chosen
         self._require_again(first, lambda: again, f" after {names[0]}() only")
 
     def _require_emptied(self, tokens: Tensor) -> None:
-        """Require that a cache is empty after its own method empties it."""
+        """Require that a cache is empty after its method clears it."""
         decoder = self.decoder
 
         def fed(cache: Any = None) -> tuple[Tensor, Any]:
@@ -83,7 +84,7 @@ class CacheComparison:
         empties = emptier_of(cache)
         if empties is None:
             return
-        with suppress(ModelRaised):  # it may give its room back
+        with suppress(ModelRaised):  # the method may remove the cache's memory
             with during("to empty a cache"):
                 empties()
             again, _ = fed(cache)
@@ -93,7 +94,7 @@ class CacheComparison:
     def _require_again(
         self, first: Tensor, feed: Callable[[], Tensor], how: str = ""
     ) -> None:
-        """Require the scores of a text when it is fed again."""
+        """Require that a text gets the same scores if it is decoded again."""
         said = ""
         try:
             size = float(gaps(first, feed()).max())
@@ -104,18 +105,19 @@ class CacheComparison:
         if said:
             raise AssertionError(
                 f"with a cache ({self.decoder.convention.says}), "
-                f"{first.size(1)} tokens stay for the text after them: {said}"
+                f"{first.size(1)} tokens stay in the cache for the next text: "
+                f"{said}"
             )
 
     def require_plain(self, time: int, generator: torch.Generator) -> None:
-        """Require that a plain pass is the same after decoding as before."""
+        """Require that decoding leaves calls without a cache unchanged."""
         decoder = self.decoder
         if decoder.subject.keeps_state:
             return
         tokens, other = decoder.draw(2, time, generator).split(1)
         before = decoder.full(tokens)
         decoder.in_pieces(other, [1] * time)
-        with suppress(ModelRaised):  # it may refuse one
+        with suppress(ModelRaised):  # such calls may be refused
             size = float(gaps(decoder.variant.scores(tokens), before).max())
             if size > floor(before):
                 raise AssertionError(
@@ -125,7 +127,7 @@ class CacheComparison:
                 )
 
     def require_half(self, time: int, generator: torch.Generator) -> None:
-        """Require that a model that runs in bfloat16 decodes in it."""
+        """Require that a model that runs in bfloat16 decodes in bfloat16."""
         decoder = self.decoder
         tokens = decoder.draw(1, time, generator)
         try:
@@ -147,7 +149,7 @@ class CacheComparison:
                 ) from error.__cause__
 
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
-        """Require that tokens fed in pieces have the scores of the whole."""
+        """Require that texts fed in pieces get the scores of whole texts."""
         decoder = self.decoder
         full = decoder.full(tokens)
         for pieces in splits:
@@ -165,10 +167,10 @@ class CacheComparison:
                 self.note = f"; goes on with one token at a time only: {error}"
 
     def compare_positions(self, time: int, generator: torch.Generator) -> str:
-        """Require the same with positions given that the model may count.
+        """Require unchanged scores if positions are given explicitly.
 
         Returns:
-            The words of a report for these arguments.
+            For the report: the position arguments that were tried, in words.
         """
         decoder = self.decoder
         chosen = decoder.convention
@@ -184,7 +186,7 @@ class CacheComparison:
             decoder.convention = way
             whole = partial(decoder.in_pieces, tokens, [time])
             full = partial(decoder.full, tokens)
-            # else the argument means something else
+            # only if scores stay: otherwise the argument has another meaning
             if self.first_gap(full, whole, (full(), whole())) is None:
                 self.compare(tokens, splits)
                 said += f", also with {name}"
@@ -192,7 +194,7 @@ class CacheComparison:
         return said
 
     def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
-        """Require that a text does not change another one."""
+        """Require that two texts, in turns or in sequence, do not interact."""
         decoder = self.decoder
         rows = decoder.subject.fit_rows(2)
         pair = [decoder.draw(rows, time, generator) for _ in range(2)]
@@ -209,7 +211,7 @@ class CacheComparison:
         self.require(pair[1], pieces, how, decode=second)
 
     def compare_alike(self, time: int, generator: torch.Generator) -> None:
-        """Require that a text does not move one with tokens in common."""
+        """Require that a text does not affect a later, similar text."""
         decoder = self.decoder
         first = decoder.draw(decoder.subject.fit_rows(2), time, generator)
         other = decoder.draw(len(first), time, generator)
@@ -231,7 +233,7 @@ class CacheComparison:
             self.require(tokens, [1] * time, how, decode=second)
 
     def in_turns(self, pair: list[Tensor]) -> Tensor:
-        """Return the scores of two texts, each a token at a time."""
+        """Return the scores of two texts whose tokens are fed alternately."""
         decoder = self.decoder
         texts = [Text(decoder.convention, len(tokens)) for tokens in pair]
         columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
@@ -240,23 +242,24 @@ class CacheComparison:
         return torch.cat(parts, dim=1)
 
     def compare_padded(self, time: int, generator: torch.Generator) -> None:
-        """Require the same of rows of unlike length, padded on the left."""
+        """Require equal scores for rows of any length, padded on the left."""
         decoder = self.decoder
         if (
             MASK not in decoder.convention.arguments
-            or decoder.convention.position in POSITIONS  # the mask has others
+            or decoder.convention.position in POSITIONS  # masks move positions
             or time < 4
         ):
             return
         tokens = decoder.draw(decoder.subject.fit_rows(3), time, generator)
-        mask = torch.ones_like(tokens).triu()  # a column more in each row
+        # each row has one more padding token than the row above
+        mask = torch.ones_like(tokens).triu()
         how = "rows of unlike length padded on the left, "
         try:
             self.require(tokens, _prompt_first(time), how, mask)
         except ModelRaised as error:  # its mask may mean something else
             self.note += f"; not with a mask: {error}"
             return
-        state = decoder.convention.cache in STATES  # its mask comes first
+        state = decoder.convention.cache in STATES  # this state takes no mask
         if time < 6 or decoder.goes_on_by_one or state:
             return
         how = "rows padded on the left into the second piece, "
@@ -264,7 +267,7 @@ class CacheComparison:
             self.require(tokens, [2, time - 2], how, mask.triu(1))
 
     def require_an_end(self, tokens: Tensor) -> None:
-        """Require that the last token is refused, if it is without a cache."""
+        """Require that decoding refuses a token that the forward refuses."""
         decoder = self.decoder
         subject, end = decoder.subject, tokens.size(1) - 1
         if (
@@ -276,7 +279,7 @@ class CacheComparison:
             return
         with suppress(ModelRaised):
             decoder.full(tokens)
-            return  # check_length_limit reports this
+            return  # no limit: check_length_limit reports this
         with suppress(ModelRaised):
             decoder.in_pieces(tokens, [end, 1])
             raise AssertionError(
@@ -295,8 +298,8 @@ class CacheComparison:
     ) -> None:
         """Require that tokens are decoded to the scores of the full forward.
 
-        Full holds the scores of the full forward, if known. Positions that
-        the mask hides are not compared.
+        `full` has the scores of the full forward, if it has run. Positions
+        that the mask hides are not compared.
 
         Raises:
             AssertionError: with the first position that differs.
@@ -330,9 +333,9 @@ class CacheComparison:
         known: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
     ) -> Gap | None:
-        """Return the first position at which decoding really differs.
+        """Return the first position where decoding differs beyond rounding.
 
-        Known holds the scores of both; the mask says what to compare.
+        `known` has the results of both functions; the mask selects positions.
         """
         decoder = self.decoder
         shown = decoder.scored.expand(known[0].shape[:2])
@@ -340,14 +343,14 @@ class CacheComparison:
             shown = shown & mask.bool().cpu()
         first, at = None, torch.arange(shown.size(1), device=shown.device)
         while gap := real_gap(decoder.model, forward, decode, known, shown):
-            first = gap  # the largest of those before
+            first = gap  # next, search before the position of the largest gap
             shown = shown & (at < gap.at[1])
         return first
 
     def first_line(
         self, tokens: Tensor, pieces: list[int], position: int
     ) -> Line | None:
-        """Return the first line that differs in the piece with a position."""
+        """Return the first line that differs in the position's piece."""
         decoder = self.decoder
         count = sum(end <= position for end in accumulate(pieces))
         tokens = tokens[:, : sum(pieces[: count + 1])]
@@ -355,7 +358,7 @@ class CacheComparison:
         *before, last = tokens.split(pieces[: count + 1], 1)
         whole = partial(decoder.full, tokens)
         sizes = tokens.size(1), last.size(1)
-        with suppress(Exception):  # a model may need what a mode takes away
+        with suppress(Exception):  # the model may not run while it is observed
             for piece in before:
                 text.feed(piece)
             feed = partial(decoder.scores, text, last)
@@ -364,12 +367,12 @@ class CacheComparison:
 
 
 def _prompt_first(time: int) -> list[int]:
-    """Return pieces: a prompt, then single tokens."""
+    """Return the sizes of pieces: a prompt, then single tokens."""
     first = time // 2 + 1
     return [first, *[1] * (time - first)]
 
 
-# --- A model's own generate, where no way to decode is found -----------------
+# --- A model's own generate, if no convention is found -----------------------
 
 COUNTS = (
     *("max_new_tokens", "new_tokens", "num_new_tokens", "n_new_tokens"),
@@ -384,10 +387,10 @@ NEEDED = (
 
 
 def compare_generate(subject: Subject, reason: str) -> str:
-    """Require the same ids of generate with and without its cache.
+    """Require that generate returns the same ids with and without a cache.
 
     Raises:
-        SkipCheck: for a model without it; the reason is that of others.
+        SkipCheck: if there is no such generate; the message has `reason`.
     """
     fresh, *enlarged = both(subject)
     generate = getattr(fresh.model, "generate", lambda: 0)
@@ -409,7 +412,7 @@ def compare_generate(subject: Subject, reason: str) -> str:
         variant.model.eval()
         for value in (False, True):
             state.put_back(always=True)
-            seed_all(subject.seed)  # for one that draws all the same
+            seed_all(subject.seed)  # in case the model draws random numbers
             with during(f"in generate with {flag}={value}"), torch.no_grad():
                 given = {count: new, flag: value}
                 answer = variant.model.generate(
@@ -429,7 +432,7 @@ def compare_generate(subject: Subject, reason: str) -> str:
 
 
 def _not_found(subject: Subject, model: Any, reason: str) -> str:
-    """Return why nothing can be decoded, and what its user can give."""
+    """Return why decoding is impossible, and what the user can declare."""
     because, maker = f" ({reason})" if reason else "", subject.make_cache
     if maker is None:
         return f"no cache was found{because}: {NEEDED}"
@@ -444,7 +447,7 @@ def _not_found(subject: Subject, model: Any, reason: str) -> str:
 
 
 def _rows(answer: Any) -> Tensor:
-    """Return ids as (rows, time), of a tensor, a list or a generator."""
+    """Return ids as (rows, time), from a tensor, a list or a generator."""
     if inspect.isgenerator(answer):
         answer = [*answer]
     if isinstance(answer, tuple):

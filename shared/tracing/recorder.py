@@ -1,4 +1,4 @@
-"""An observer that notes each floating value that is computed inside."""
+"""Record each floating-point value that a run computes, with its line."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -26,56 +26,58 @@ from .value import Value, digest, real
 
 # Operations that multiply queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
-PARTS = ("alias", "select", "slice")  # read a part, be it the whole
-NOT_YET = (*UNSET, "recv_")  # return memory before its numbers are written
+PARTS = ("alias", "select", "slice")  # they return a part or all of a tensor
+NOT_YET = (*UNSET, "recv_")  # these return memory that is written later
 WAIT = torch.ops._c10d_functional.wait_tensor
-EXACT = 2**12  # a number of 12 bits is the same in every dtype
+EXACT = 2**12  # a number of at most 12 bits counts as exact
 
 
 @dataclass(eq=False)
 class Recorder:
-    """Notes each floating result of an operation called inside.
+    """Records each floating-point result of each operation of a run.
 
-    It is an observer of `operations_through`, in `below_autograd`.
+    Pass a Recorder to `operations_through`, inside `below_autograd`.
     """
 
-    model: object  # whose modules' names say the layer
+    model: object  # a model whose module names show the layer
     tokens: Tensor  # the ids of the run
-    run: CodeType | None  # runs the model: no line is above this function
-    by_heads: bool  # whether heads are values as well
-    # returns what is kept of a value; None keeps all of it
+    run: CodeType | None  # code that runs the model: outer frames are left out
+    by_heads: bool  # whether each head is also recorded as a value
+    # returns the part of a value to keep; None keeps the whole value
     reduce: Callable[[Tensor], Tensor] | None
-    # None in a first run, in which digests are kept; else what is done with
-    # each value and the number of its event
+    # None in a first run, which keeps digests; otherwise called with the
+    # number of each event and its value
     visitor: Callable[[int, Tensor], None] | None
-    room: float  # for numbers that a first run keeps; without it only digests
+    room: float  # most numbers that a first run keeps; then only digests
 
     def __post_init__(self):
         self.layers = layers_of(self.model)
         self.modules = names_of(self.model)
         self.values: list[Value] = []
-        # values by their events
+        # by event number: the values of a first run
         self.kept: dict[int, Tensor] | None = None if self.visitor else {}
-        self.lines: dict[int, str] = {}  # of these events
+        self.lines: dict[int, str] = {}  # by event number: its line
         self.numbers = WeakTensorKeyDictionary()
-        self.detached: list[Place] = []  # lines of the model's own
-        self.moves = WeakTensorKeyDictionary()  # lines that laid a value out
-        self.made = WeakTensorKeyDictionary()  # whether a token leads to it
-        # with their first lines, and whether each is a single number's
+        self.detached: list[Place] = []  # lines of the model that detach
+        # by tensor: the lines that rearranged it; whether it depends on tokens
+        self.moves = WeakTensorKeyDictionary()
+        self.made = WeakTensorKeyDictionary()
+        # for each dtype: the first line that computes in it, and whether that
+        # line computes a single number
         self.dtypes: dict[torch.dtype, tuple[Place, bool]] = {}
         self.steps: set[int] = set()
-        self.sent: list[int] = []  # values that are sent to another rank
+        self.sent: list[int] = []  # numbers of values sent to another rank
         self.events = 0
-        # of the operation that is noted: its line, the way to it, and the
-        # lines that laid out what it is given
+        # the recorded operation's line, its stack of calls, and the
+        # lines that rearranged its operands
         self.place: Place
         self.stack: Stack = ()
         self.laid: list[Place] = []
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call an operation, and note what it gives."""
+        """Run an operation, and record its results."""
         answer = func(*args, **kwargs)
-        brought: list[Tensor] = []  # by other ranks
+        brought: list[Tensor] = []  # received from other ranks
         if is_collective(func) and func.namespace in NAMESPACES:
             answer, brought = finished(func, args, answer)
             if func.namespace == NAMESPACES[1]:
@@ -88,12 +90,12 @@ class Recorder:
         results = [t for t in answers if is_value(t)]
         if name == "send":
             self.sent += self._known(operands)
-        if name == "recv_":  # a received value depends on tokens
+        if name == "recv_":  # a received value may depend on tokens
             self.made.update(dict.fromkeys(operands, True))
         if name in NOT_YET:
             return answer
         if not results:
-            for single in answers:  # a constant rounds what it multiplies
+            for single in answers:  # a scalar's dtype may round later products
                 if single.is_floating_point():
                     self._note_dtype(single, name)
             return answer
@@ -107,7 +109,7 @@ class Recorder:
         if name in PRODUCTS:
             for operand in operands:
                 self._note_heads(operand, place)
-        # no step of attention but its result is made of the values
+        # the steps inside attention depend on queries and keys only
         steps = self._known(operands[:2]) if name in PRODUCTS else inputs
         formula = FUSED_STEPS.get(name, lambda *args, **kwargs: ())
         inputs += self._note_steps(formula(*args, **kwargs), steps, operands)
@@ -116,7 +118,7 @@ class Recorder:
             changed = any(result is operand for operand in operands)
             mutable = brought or schema is None or schema.is_mutable
             if changed and not mutable:
-                continue  # as .to() of a tensor that is so already
+                continue  # the result is an unchanged argument, as from .to()
             self._note_result(result, operands, inputs, name, changed)
         return answer
 
@@ -126,7 +128,7 @@ class Recorder:
         inputs: list[int],
         operands: list[Tensor],
     ) -> list[int]:
-        """Note the steps inside a fused operation; return their numbers."""
+        """Record the steps inside a fused operation; return their numbers."""
         added: list[int] = []
         for step, value in formula:
             inside = replace(self.place, inside=step)
@@ -150,7 +152,7 @@ class Recorder:
         name: str,
         changed: bool,
     ) -> None:
-        """Note what an operation gives, or knows it again as its operand."""
+        """Record a result, unless it only reshapes an operand."""
         of = next((t for t in operands if _same_storage(result, t)), None)
         known = of is not None and of in self.numbers
         if of is not None and not changed and of.numel() == result.numel():
@@ -162,7 +164,7 @@ class Recorder:
         before = len(self.values)
         number = self.note(result, self.place, inputs, known and not changed)
         self.numbers[result] = number
-        if number < before and self.visitor is None:  # a copy
+        if number < before and self.visitor is None:  # a copy of a value
             self.moves[result] = *self.laid, self.place
         self._note_heads(result, self.place)
         if changed and (whole := result._base) is not None:
@@ -178,9 +180,9 @@ class Recorder:
         inputs: list[int],
         view: bool = False,
     ) -> int:
-        """Keep a value, and return its number; that of what it copies.
+        """Record a value; return its number, or for a copy the original's.
 
-        In a second run the number only says that the tensor is a value.
+        In later runs it only passes the value to the visitor.
         """
         event, self.events = self.events, self.events + 1
         seen = value if self.reduce is None else self.reduce(value)
@@ -224,7 +226,7 @@ class Recorder:
         return len(self.values) - 1
 
     def _of_tokens(self, tensor: Tensor) -> bool:
-        """Whether a token leads to an operand, or it is the tokens."""
+        """Return whether an operand depends on tokens, or holds the tokens."""
         if tensor in self.made:
             return self.made[tensor]
         ids = self.tokens
@@ -235,28 +237,28 @@ class Recorder:
         )
 
     def _note_dtype(self, single: Tensor, name: str) -> None:
-        """Keep the first line that computes a single number of a dtype."""
+        """Record the first line that computes a scalar in a dtype."""
         kind = single.dtype
         if kind in self.dtypes or single.numel() != 1:
             return
         share, _ = math.frexp(float(single))
-        # no mask, no power of two
+        # exact numbers, such as powers of two and masks, show no dtype
         if math.isfinite(share) and not (share * EXACT).is_integer():
             place, _ = find_call(name, self.layers, self.modules, self.run)
             self.dtypes[kind] = place, True
 
     def _known(self, tensors: list[Tensor]) -> list[int]:
-        """Return the numbers of those tensors that are values."""
+        """Return the value numbers of the tensors that were recorded."""
         return [self.numbers[t] for t in tensors if t in self.numbers]
 
     def _note_heads(self, value: Tensor, place: Place) -> None:
-        """Note each head of a (batch, heads, time, size) value."""
+        """Record each head of a (batch, heads, time, size) value."""
         number = self.numbers.get(value)
         many = value.dim() == 4 and value.size(1) > 1
         if not (self.by_heads and many) or number is None:
             return
         context = self.stack, self.laid
-        if self.values:  # where the whole value comes from
+        if self.values:  # a head's stack of calls is that of the whole value
             whole = self.values[number]
             place, self.stack = whole.place, whole.stack
         self.laid = []
@@ -268,7 +270,7 @@ class Recorder:
 
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors show the same memory."""
+    """Return whether two tensors share memory."""
     if a.device != b.device or a.is_meta:
         return False
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""A value that a model computes, and the few numbers kept of it: a digest."""
+"""Describe a value that a model computes, and reduce it to a few numbers."""
 
 import math
 import re
@@ -13,41 +13,41 @@ from torch import Tensor
 from ..running.places import Place, Stack
 from ..running.tolerances import MARKS_SHARE
 
-HEAD = re.compile(r"(, )?head \d+$")  # ends the name of a step of one head
-MARKS = 33  # order statistics that are kept of a value
-MASKED = -1e30  # scores below are masked
-SHARE_IN_LAYERS = 0.6  # of a model's values are in its layers
-FEWEST_DIFFERENT_NUMBERS = 4  # of a value that is not taken for another
+HEAD = re.compile(r"(, )?head \d+$")  # ends the name of a step for one head
+MARKS = 33  # most order statistics (marks) of a value that are kept
+MASKED = -1e30  # scores below this count as masked
+SHARE_IN_LAYERS = 0.6  # least share of values in layers that no module shows
+FEWEST_DIFFERENT_NUMBERS = 4  # with fewer, a value cannot be recognised
 NAMES = "mean, deviation, least, most and norm"
 
 
 @dataclass(frozen=True)
 class Digest:
-    """A value as it is kept after the first run.
+    """A few numbers that describe a value, kept after the first run.
 
-    Where two values differ by at most d everywhere, in any order, their
-    marks do as well.
+    If the entries of two values differ by at most d, in any order, so do their
+    marks.
     """
 
-    finite: int  # how many numbers are finite
-    other: int  # how many are not
-    marks: np.ndarray  # order statistics of the finite ones, evenly spaced
-    size: float  # their root mean square
-    trivial: bool  # whether the value is too plain to be recognised by
+    finite: int  # how many numbers of the value are finite
+    other: int  # how many numbers are not finite
+    marks: np.ndarray  # evenly spaced order statistics of the finite numbers
+    size: float  # the root mean square of the finite numbers
+    trivial: bool  # whether the value is too plain to be recognised
 
     def is_copy(self, of: "Digest") -> bool:
-        """Whether both have the same numbers, in any order."""
+        """Return whether both values have the same numbers, in any order."""
         alike = math.isclose(self.size, of.size, rel_tol=1e-12)
         return alike and self.distance(of) == 0
 
     def distance(self, other: "Digest") -> float:
-        """Return the largest difference of marks, inf for other sizes."""
+        """Return the largest difference of marks, inf if sizes differ."""
         if (self.finite, self.other) != (other.finite, other.other):
             return math.inf
         return float(np.abs(self.marks - other.marks).max(initial=0.0))
 
     def scale_of(self, other: "Digest") -> float | None:
-        """Return c where the other value may be c times this one."""
+        """Return c if the other value may be c times this one, or None."""
         alike = (self.finite, self.other) == (other.finite, other.other)
         if self.trivial or other.trivial or not alike:
             return None
@@ -62,39 +62,39 @@ class Digest:
 class Value:
     """One value that a run computed."""
 
-    number: int  # its place in the order of the run
-    event: int  # the same, copies and views counted: names it in a second run
-    place: Place  # where it is computed
-    shape: tuple[int, ...]  # of the tensor
-    dtype: torch.dtype  # of the tensor
-    digest: Digest  # what is kept of it
-    stack: Stack  # the way to it from the model's call
-    inputs: tuple[int, ...] = ()  # numbers of what it is computed from
-    view: bool = False  # whether it is only a part of its input
-    # whether it is also a step inside its own operation: a norm without
-    # weights is its normalised input
+    number: int  # the value's position in the order of the run
+    event: int  # like number, but copies and views count as well
+    place: Place  # the line that computes the value
+    shape: tuple[int, ...]  # shape of the tensor
+    dtype: torch.dtype  # dtype of the tensor
+    digest: Digest  # the numbers that are kept of the value
+    stack: Stack  # the calls from the model's call down to the value
+    inputs: tuple[int, ...] = ()  # value numbers of the inputs
+    view: bool = False  # whether the value is only a part of an input
+    # whether the value is also a step inside its operation, as a norm without
+    # weights returns the normalised input
     own_step: bool = False
-    # the lines that laid its inputs out again: views, transposes, copies
+    # the lines that rearranged the value's inputs: views, transposes, copies
     moves: tuple[Place, ...] = ()
-    constant: bool = False  # whether no token leads to it
+    constant: bool = False  # whether the value depends on no token
 
     @property
     def call(self) -> object:
-        """The facts that the values of one call of a function share."""
+        """Return a key that all values of one call of a function share."""
         place = self.place
         return place.path, place.function, place.layer, self.stack[1:]
 
 
 def real(value: Tensor) -> Tensor:
-    """Return a value with an axis of two for the parts of complex numbers."""
+    """Return a real value: complex numbers become pairs along a new axis."""
     return torch.view_as_real(value) if value.is_complex() else value
 
 
 def plain(value: Tensor) -> Tensor:
-    """Return a value in float64 on the CPU, masked scores all alike.
+    """Return a value in float64 on the CPU, with all masked scores equal.
 
-    A mask of the lowest finite number and one of -inf are one mask. Complex
-    numbers, as rotary positions have them, are two real ones each.
+    Masks of -inf and of the lowest finite number become equal. Each complex
+    number, as in rotary positions, becomes two real ones.
     """
     value = real(value.detach()).to("cpu", torch.float64)
     if not value.numel() or value.min() >= MASKED:
@@ -110,7 +110,8 @@ def digest(value: Tensor) -> Digest:
     if count == 0:
         return Digest(0, flat.numel(), np.zeros(0), 0.0, trivial=True)
     ranks = np.linspace(0, count - 1, MARKS).round().astype(int)
-    # numpy is ten times as fast as torch; a copy in its own dtype is exact
+    # numpy sorts ten times as fast as torch; the dtype is exact for the
+    # numbers
     exact = value.dtype if value.dtype == torch.float32 else torch.float64
     marks = np.partition(finite.to(exact).numpy(), ranks)[ranks].astype(float)
     size = float(torch.linalg.vector_norm(finite)) / count**0.5
@@ -119,15 +120,16 @@ def digest(value: Tensor) -> Digest:
 
 
 def number_layers(values: Sequence[Value]) -> Sequence[Value]:
-    """Number the layers of what is computed in a loop over them.
+    """Find the layer of each value that a loop over layers computes.
 
-    A line that is reached once a layer, or several times in each, belongs
-    to them in turn. Where modules say which layer runs, it must stand
-    after each, or before each. Where none do, most of a model is in its
-    layers: what else is repeated are its heads, or queries, keys and values.
+    Such a loop runs a line equally often in each layer, so the line's values
+    belong to the layers in turn. If modules show which layer runs, the line
+    must run after each layer, or before each. Otherwise most values must fit,
+    because a model also repeats lines for heads, or for queries, keys and
+    values.
     """
     groups: dict[object, list[int]] = {}
-    ran: list[int] = []  # the layer that was the last to run, at each value
+    ran: list[int] = []  # for each value, the last layer whose module ran
     for value in values:
         place = value.place
         if place.layer is None:
@@ -158,7 +160,7 @@ def number_layers(values: Sequence[Value]) -> Sequence[Value]:
 def statistics(value: Float[Tensor, "..."]) -> Float[Tensor, "5"]:
     """Return mean, deviation, least, most and norm of the finite numbers.
 
-    In float64; the deviation is that of all numbers, not of a sample.
+    All are in float64; the deviation divides by n.
     """
     numbers = plain(value).flatten()
     numbers = numbers[numbers.isfinite()]
@@ -170,10 +172,10 @@ def statistics(value: Float[Tensor, "..."]) -> Float[Tensor, "5"]:
 
 
 def of_one_size(found: Float[Tensor, "5"]) -> Float[Tensor, "5"]:
-    """Return statistics with the logarithm of the norm.
+    """Return statistics of similar size, so that one bound fits them all.
 
-    Of how many times the root mean square it is, in units of that: it is of
-    the size of the others, and one bound of rounding fits all.
+    The norm is replaced by rms * log(norm / rms), where rms is the root mean
+    square.
     """
     *others, norm = found.double()
     size = torch.hypot(*others[:2])
@@ -182,5 +184,5 @@ def of_one_size(found: Float[Tensor, "5"]) -> Float[Tensor, "5"]:
 
 
 def reduced(value: Float[Tensor, "..."]) -> Float[Tensor, "5"]:
-    """Return what is compared of a value next to statistics."""
+    """Return the statistics of a value that are compared."""
     return of_one_size(statistics(value))

@@ -1,4 +1,4 @@
-"""One process at a time writes a run's folder."""
+"""Let only one process at a time write the folder of a run."""
 
 import os
 import sys
@@ -17,13 +17,13 @@ LOCK = "lock"  # the file with the id of the process that trains
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's lock inside; Windows has no such lock.
+    """Hold a run's lock in the body of `with`; on Windows, do nothing.
 
-    The system releases the lock of a process that ends in whatever way; its
-    file is then left, and the next process says so.
+    The system releases the lock when its process ends, even if it is killed.
+    If that process left the file behind, the next one prints a warning.
 
     Raises:
-        ValueError: if another process holds it.
+        ValueError: if another process holds the lock.
     """
     if sys.platform == "win32":
         yield
@@ -32,8 +32,8 @@ def locked(folder: Path) -> Iterator[None]:
     with _hold(path) as file:
         if before := file.read():
             warn(
-                f"process {before} left {path} and is gone: its lock is taken "
-                f"over"
+                f"process {before} ended without removing {path}: taking over "
+                f"its lock"
             )
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -53,9 +53,9 @@ def _hold(path: Path) -> TextIO:
         except BlockingIOError:
             with file:
                 raise ValueError(
-                    f"process {file.read()} trains the run in {path.parent}: "
-                    f"its lock is {path}"
+                    f"process {file.read()} is training the run in "
+                    f"{path.parent}: its lock is {path}"
                 ) from None
         if os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # its holder has just removed it
+        file.close()  # the holder has removed the file meanwhile: try again

@@ -1,4 +1,4 @@
-"""A picture of losses by step."""
+"""Draw losses by step."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ Points = Sequence[Sequence[float]]
 
 
 def draw_losses(path: Path, curves: Mapping[str, Points], title: str) -> None:
-    """Draw losses in nats a token against steps, as a PNG.
+    """Write a PNG of the losses by step, in nats a token.
 
-    Each curve has (step, loss) points; many are drawn thin.
+    Each curve has (step, loss) points; a curve of many points is thin.
     """
-    # slow to import, and only the end of a run needs it
+    # matplotlib is slow to import, and only the end of a run needs it
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")

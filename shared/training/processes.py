@@ -1,4 +1,4 @@
-"""Rank, world size and reductions over processes that train together."""
+"""Rank, world size and reductions, for processes that train together."""
 
 import os
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that train together."""
+    """This process's rank, and how many processes train together."""
 
-    rank: int = 0  # of this process; only rank 0 writes files
-    count: int = 1  # the world size: how many there are
+    rank: int = 0  # rank of this process; only rank 0 writes files
+    count: int = 1  # world size: the number of processes
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes."""
+        """Return whether this is the process that writes files."""
         return self.rank == 0
 
     def share(self, batch: Tensor) -> Tensor:
@@ -48,9 +48,9 @@ class Processes:
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[Processes]:
-    """Join the processes that torchrun started; without it there is one.
+    """Join the processes of torchrun; without torchrun, there is only one.
 
-    NCCL connects them where the model will be on CUDA, else Gloo.
+    Gloo connects the processes, or NCCL if the model is on CUDA.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -66,7 +66,7 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return this process's device, where several share a machine."""
+    """Return this process's device; on CUDA, each process has its own GPU."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device

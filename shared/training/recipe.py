@@ -1,4 +1,4 @@
-"""How weights move: the optimizer, its rate and its random numbers."""
+"""The optimizer of a run, its learning rate and its random numbers."""
 
 import hashlib
 import math
@@ -12,27 +12,27 @@ from ..validation import is_number, whole_number
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a training run, apart from the model and the text.
+    """The settings of a training run, except the model and the text.
 
     Raises:
-        ValueError: naming the field and the value.
+        ValueError: for an invalid field; the message names it and its value.
 
     Source: nanoGPT's defaults for a CPU.
     """
 
     steps: int = 2000  # number of updates
-    batch_size: int = 12  # windows a step, over all processes
+    batch_size: int = 12  # windows in each step, over all processes
     lr: float = 1e-3  # the highest learning rate
-    warmup: int = 100  # steps until it is reached, and less in short runs
-    weight_decay: float = 0.1  # of matrices; norms and biases have none
-    betas: tuple[float, float] = (0.9, 0.99)  # of AdamW
+    warmup: int = 100  # steps until the rate is highest; fewer in short runs
+    weight_decay: float = 0.1  # for matrices; norms and biases do not decay
+    betas: tuple[float, float] = (0.9, 0.99)  # decays of AdamW's two moments
     clip: float = 1.0  # largest norm of all gradients together
-    eval_interval: int = 250  # steps from an evaluation to the next
-    eval_batches: int = 100  # of each part of the text, in an evaluation
-    seed: int = 0  # of the weights, the batches and the dropout
+    eval_interval: int = 250  # steps between evaluations
+    eval_batches: int = 100  # batches of each text part in an evaluation
+    seed: int = 0  # random seed of weights, batches and dropout
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
+        """Raise ValueError for invalid settings."""
         for name in ("steps", "batch_size", "eval_interval", "eval_batches"):
             count = whole_number(name, getattr(self, name), at_least=1)
             object.__setattr__(self, name, count)
@@ -42,13 +42,13 @@ class Recipe:
 
     @property
     def warmup_steps(self) -> int:
-        """Number of steps in which the learning rate rises."""
+        """Return the number of steps in which the learning rate rises."""
         return min(self.warmup, self.steps // 10)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1.
 
-        It rises in a line and falls along half a cosine, to a tenth.
+        The rate rises linearly, then falls to a tenth along half a cosine.
 
         Source: Loshchilov and Hutter 2017 (SGDR); nanoGPT, train.py.
         """
@@ -61,7 +61,7 @@ class Recipe:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices and embeddings only.
+    """Return an AdamW that decays only matrices and embeddings.
 
     Source: Loshchilov and Hutter 2019 (Decoupled Weight Decay
     Regularization); nanoGPT, model.py, for the two groups.
@@ -72,7 +72,8 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
         {"params": matrices, "weight_decay": recipe.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    # one kernel for all tensors: on a CPU the loop over them is half a step
+    # fused: one kernel for all tensors, because a loop over them takes half of
+    # a step's time on a CPU
     kinds = {p.device.type for p in model.parameters()}
     return torch.optim.AdamW(
         groups,
@@ -83,11 +84,11 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
 
 
 def seed_for(*purpose: object) -> int:
-    """Return the seed that belongs to a purpose, such as ("batch", 0, 17).
+    """Return the seed for a purpose, such as ("batch", 0, 17).
 
-    With a seed for each draw there is no state of generators to keep: step
-    17 draws the same whether 16 steps went before it or a checkpoint, and
-    in one process or in two.
+    Each draw has its own seed, so no state of a generator has to be saved.
+    Step 17 draws the same numbers in a resumed run as in one without
+    interruption, and in two processes as in one.
     """
     digest = hashlib.sha256("/".join(map(str, purpose)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

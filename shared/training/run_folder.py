@@ -1,15 +1,15 @@
-"""The folder of a training run: written as it goes, and read back.
+"""Write and read the folder of a training run.
 
-    log.jsonl                         one object a line, for each step
-    checkpoints/step-00000250/        the last two
+    log.jsonl                         a line for each step
+    checkpoints/step-00000250/        the last two checkpoints
       model.safetensors               the weights as the style names them
       optimizer.safetensors           AdamW's moments
-      run.json                        how far, by which recipe, on what text
+      run.json                        step, recipe, and facts on the text
     loss.png sample.txt               at the end
     lock                              the id of the process that trains now
 
-The rate, the batches and the dropout of a step follow from its number and
-the recipe, so they need no state. Nothing is a pickle.
+The rate, the batches and the dropout of a step depend only on the step's
+number and the recipe, so they have no state to save. No file is a pickle.
 """
 
 import hashlib
@@ -47,18 +47,22 @@ LOG = "log.jsonl"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The text, tokenizer and style of a run, next to config and recipe."""
+    """The text, tokenizer and style of a run."""
 
     style: str  # name of the package
-    dtype: str  # of the weights
-    tokenizer: str  # its name
-    characters: str | None = None  # those of the tokenizer "char"
-    text_file: str | None = None  # None for Python's documentation
-    text_sha256: str = ""  # as `text_stamp` gives it
+    dtype: str  # dtype of the weights
+    tokenizer: str  # name of the tokenizer
+    characters: str | None = None  # characters of the tokenizer "char"
+    # path of the text; None for Python's documentation
+    text_file: str | None = None
+    text_sha256: str = ""  # the result of `text_stamp`
 
 
 class SavedRun(msgspec.Struct, frozen=True):
-    """A checkpoint's run.json; sha256 is of the files next to it."""
+    """The content of a checkpoint's run.json.
+
+    `sha256` has the hashes of the other files of the checkpoint.
+    """
 
     format: Literal["gpt-duet training run 2"]
     step: int
@@ -69,21 +73,23 @@ class SavedRun(msgspec.Struct, frozen=True):
     sha256: dict[str, str]
 
     def build(self) -> nn.Module:
-        """Build a model of the run's style, sizes and dtype, freshly drawn."""
+        """Build a fresh model of the run's style, sizes and dtype."""
         torch.manual_seed(self.recipe.seed)
         model = load_style(self.facts.style).build_model(self.config)
         return model.to(choose_dtype(self.facts.dtype, DTYPES))
 
 
 def save(folder: Path, trainer: Trainer, facts: Facts) -> Path:
-    """Write a checkpoint whole or not at all, and keep the last two.
+    """Write a checkpoint, all or nothing; keep only the last two.
 
-    Returns its folder.
+    Returns:
+        The folder of the checkpoint.
     """
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
     for old in checkpoints.glob(".step-*"):
-        shutil.rmtree(old)  # what a killed process left half written
+        # a checkpoint that a killed process left incomplete
+        shutil.rmtree(old)
     path = checkpoints / f"step-{trainer.step:08}"
     if path.exists():
         return path
@@ -107,22 +113,22 @@ def save(folder: Path, trainer: Trainer, facts: Facts) -> Path:
         )
         (beside / RUN).write_bytes(msgspec.json.encode(run))
     for old in _checkpoints_in(checkpoints)[:-KEPT]:
-        # renamed first: a folder with a checkpoint's name is a whole one
+        # first hide it: a folder named step-... must be a whole checkpoint
         os.replace(old, hidden := old.with_name(f".{old.name}"))
         shutil.rmtree(hidden)
     return path
 
 
 def change_steps(checkpoint: Path, run: SavedRun, steps: int) -> SavedRun:
-    """Write another number of steps into a checkpoint, and return its run.
+    """Write a new number of steps into a checkpoint; return its run.
 
     Raises:
-        ValueError: for a number that the run has passed already.
+        ValueError: if the run has already taken that many steps.
     """
     recipe = replace(run.recipe, steps=steps)
     if steps <= run.step:
         raise ValueError(
-            f"--steps {steps}: the run has taken {run.step} steps already"
+            f"--steps {steps}: the run has already taken {run.step} steps"
         )
     run = msgspec.structs.replace(run, recipe=recipe)
     text = msgspec.json.encode(run).decode()
@@ -131,7 +137,7 @@ def change_steps(checkpoint: Path, run: SavedRun, steps: int) -> SavedRun:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint of a run; one named itself is that one."""
+    """Return a run's newest checkpoint, or a folder that is a checkpoint."""
     if (folder / RUN).is_file():
         return folder
     if not folder.is_dir():
@@ -143,35 +149,36 @@ def last_checkpoint(folder: Path) -> Path:
 
 
 def open_run(folder: Path) -> tuple[Path, SavedRun]:
-    """Find and check the newest checkpoint of a run, but for its tensors.
+    """Find a run's newest checkpoint, and check it before it is loaded.
 
     Returns:
-        The checkpoint's folder, since a run that goes on writes others, and
-        its run.json.
+        The folder of the checkpoint, and its run.json.
 
     Raises:
-        ValueError: for a folder without one, and for one that is damaged or
-            written by something else.
+        ValueError: if there is no checkpoint, or if it is damaged or was
+            written by another program.
     """
     path = last_checkpoint(folder)
     earlier = [p for p in _checkpoints_in(path.parent) if p < path]
-    advice = f"; remove it to go on from {earlier[-1].name}" if earlier else ""
+    advice = ""
+    if earlier:
+        advice = f"; remove it to continue from {earlier[-1].name}"
     try:
         run = msgspec.json.decode((path / RUN).read_bytes(), type=SavedRun)
         for name, expected in run.sha256.items():
             if _sha256(path / name) != expected:
-                raise ValueError(f"{name} is not what was written")
+                raise ValueError(f"{name} has changed since it was written")
         _require_sizes(path / MODEL, run.config)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise ValueError(
-            f"{path} is damaged, or no checkpoint of this command: {error}"
+            f"{path} is damaged, or not a checkpoint of this command: {error}"
             f"{advice}"
         ) from None
     return path, run
 
 
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Give a model a checkpoint's weights; ValueError for others."""
+    """Load a checkpoint's weights into a model, or raise ValueError."""
     try:
         load_model(model, checkpoint / MODEL)
     except RuntimeError as error:
@@ -180,7 +187,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
 
 
 def resume(checkpoint: Path, run: SavedRun, trainer: Trainer) -> None:
-    """Put a new trainer where a run was: weights, moments, step."""
+    """Give a new trainer the weights, moments and step of a run."""
     load_weights(checkpoint, trainer.model)
     moments: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, moment in load_file(checkpoint / OPTIMIZER).items():
@@ -194,11 +201,11 @@ def resume(checkpoint: Path, run: SavedRun, trainer: Trainer) -> None:
 def load_trained(
     folder: str | Path, style: str | None = None
 ) -> tuple[nn.Module, Tokenizer, SavedRun]:
-    """Load what a training run has learnt, from its newest checkpoint.
+    """Load the model of a training run from its newest checkpoint.
 
     Args:
-        folder: of the run, or of one of its checkpoints.
-        style: to rebuild the model in; None: the style it was trained in.
+        folder: folder of the run, or of one of its checkpoints.
+        style: style to rebuild the model in; None is that of the run.
 
     Returns:
         The model in eval mode, its tokenizer, and the run.
@@ -216,16 +223,16 @@ def load_trained(
 
 
 def append_log(folder: Path, record: Record) -> None:
-    """Add a step to the log."""
+    """Add a line for a step to the log."""
     with (folder / LOG).open("ab") as log:
         log.write(msgspec.json.encode(record) + b"\n")
 
 
 def read_log(folder: Path) -> list[Record]:
-    """Return the log's steps, without one that a killed process cut off.
+    """Return the steps in the log; leave out a line that was cut off.
 
     Raises:
-        ValueError: for a line that is not a step's.
+        ValueError: if a line is not a step.
     """
     path = folder / LOG
     if not path.is_file():
@@ -235,13 +242,13 @@ def read_log(folder: Path) -> list[Record]:
         return msgspec.json.Decoder(Record).decode_lines(whole)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is damaged: {error}; move the log away to go on "
+            f"{path} is damaged: {error}; move the log away to continue "
             "without it"
         ) from None
 
 
 def cut_log(folder: Path, step: int) -> None:
-    """Drop what the log says about steps after a checkpoint."""
+    """Remove from the log the steps that come after this step."""
     kept = [record for record in read_log(folder) if record.step <= step]
     text = msgspec.json.Encoder().encode_lines(kept).decode()
     write_atomically(folder / LOG, text)
@@ -253,9 +260,10 @@ def _checkpoints_in(folder: Path) -> list[Path]:
 
 
 def _require_sizes(file: Path, config: GPTConfig) -> None:
-    """Refuse a config of more weights than a file holds, in any style.
+    """Raise ValueError for a config with more weights than a file holds.
 
-    Its model may be too large to be built. Positions may be no weights.
+    Check this before the model is built, because it may be too large to build.
+    The position table does not count: in some styles it is not a weight.
     """
     width, layers = config.n_embd, config.n_layer
     block = 4 * width**2 + 2 * width * config.inner_size

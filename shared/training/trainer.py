@@ -1,4 +1,4 @@
-"""Training: one step after another, evaluated now and then."""
+"""Train a model step by step, with evaluations at intervals."""
 
 import time
 
@@ -17,17 +17,17 @@ from .recipe import Recipe, build_optimizer, generator_for, seed_for
 
 
 class TrainingFailed(RuntimeError):
-    """The loss or a gradient is NaN or infinite."""
+    """Raised if the loss or a gradient is NaN or infinite."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """The figures of one step; losses are in nats a token."""
 
     step: int  # counted from 1
-    train_loss: float  # of the step's batch, before its update
-    tokens_per_second: float  # of this step, over all processes
-    seconds: float  # since the start of the run, pauses apart
-    # means over batches after the update; None between evaluations
+    train_loss: float  # loss of the step's batch, before its update
+    tokens_per_second: float  # speed of this step, over all processes
+    seconds: float  # seconds since the start of the run, without interruptions
+    # mean losses over batches, after the update; None without an evaluation
     train_estimate: float | None = None
     val_loss: float | None = None
 
@@ -35,20 +35,22 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 class Trainer:
     """A model, its text, its optimizer, and the number of steps so far.
 
-    All random numbers of a step come from seeds named after the step, so
-    that a run is a function of its recipe, however often it is resumed.
-    They are set in torch's global generator, which dropout draws from.
+    All random numbers of a step come from seeds that depend on the step's
+    number. So a resumed run takes the same steps as one without interruption.
+    Dropout's seeds are set in torch's global generator. To change what a step
+    does, change `take_step`. To record one more figure of each step, add a
+    field to Record.
 
     Args:
-        model: to be trained, in place.
-        train_ids: of the text to learn from.
-        val_ids: of the text to be tested on.
-        recipe: rates and numbers.
-        processes: those that train together.
+        model: the model, which is trained in place.
+        train_ids: ids of the text to train on.
+        val_ids: ids of the validation text.
+        recipe: the settings of the run.
+        processes: the processes that train together.
 
     Raises:
-        ValueError: for a text with a part that has not one window, and for
-            a batch that the processes cannot share evenly.
+        ValueError: if a part of the text is shorter than a window, or if the
+            processes cannot share a batch evenly.
 
     Source: the loop of the lecture "Let's build GPT" and of nanoGPT.
     """
@@ -69,34 +71,34 @@ class Trainer:
             )
         self.model = model
         if not isinstance(model, LanguageModel):
-            raise ValueError(f"{type(model).__name__} is no language model")
+            raise ValueError(f"{type(model).__name__} is not a language model")
         self.config: GPTConfig = model.config
         self.recipe = recipe
         self.texts = {"train": train_ids, "val": val_ids}
         self.optimizer = build_optimizer(model, recipe)
         self.step = 0  # number of updates so far
-        self.seconds = 0.0  # spent so far
+        self.seconds = 0.0  # seconds spent so far
         train, val = len(train_ids), len(val_ids)
         block = self.config.block_size
         if min(train, val) <= block:
             raise ValueError(
-                f"a text of {train + val} tokens, {train} to learn from and "
-                f"{val} to be tested on, is too short: a window of {block} "
-                f"and its target need {block + 1} in each part"
+                f"a text of {train + val} tokens, {train} for training and "
+                f"{val} for validation, is too short: a window of {block} "
+                f"and its target require {block + 1} in each part"
             )
         self._loss = self.processes.wrap(Loss(model))
 
     @property
     def done(self) -> bool:
-        """Whether all steps were taken."""
+        """Return whether all steps were taken."""
         return self.step >= self.recipe.steps
 
     def take_step(self) -> Record:
-        """Update the weights once; evaluate if it is time, or the last.
+        """Update the weights once; evaluate at intervals and at the end.
 
         Raises:
-            TrainingFailed: for a loss or a gradient that is not finite,
-                before it reaches the weights.
+            TrainingFailed: if the loss or a gradient is not finite; the
+                weights are then unchanged.
         """
         start = time.monotonic()
         number = self.step + 1
@@ -137,11 +139,12 @@ class Trainer:
         )
 
     def estimate_losses(self) -> dict[str, float]:
-        """Return the mean loss over batches of each part of the text.
+        """Return the mean loss over batches, for each part of the text.
 
-        The batches are the same at every evaluation, so that what changes
-        is the model. It runs in eval mode and is left as it was. Of several
-        processes each takes its rows, and all get the same answer.
+        The batches are the same at every evaluation, so only the model
+        changes. The model runs in eval mode; afterwards it is in its former
+        mode. If there are several processes, each takes its share of the rows,
+        and all get the same result.
         """
         losses, count = {}, self.recipe.eval_batches
         with eval_mode(self.model), torch.no_grad():
@@ -165,10 +168,11 @@ class Trainer:
 
 
 def draw_sample(trainer: Trainer, count: int) -> list[int]:
-    """Let a trained model go on from the text to be tested on.
+    """Let a trained model go on from the first token of the validation text.
 
-    Returns the first token of that text, and `count` that were drawn; the
-    same for the same model and seed.
+    Returns:
+        That first token, then `count` drawn tokens. The same model and seed
+        always give the same tokens.
     """
     assert isinstance(trainer.model, LanguageModel)
     start = trainer.texts["val"][:1].reshape(1, 1)
@@ -180,9 +184,9 @@ def draw_sample(trainer: Trainer, count: int) -> list[int]:
 
 
 class Loss(nn.Module):
-    """The mean negative log-probability of the next tokens, everywhere.
+    """The mean negative log-probability of the next tokens.
 
-    A module of its own, for DDP to wrap.
+    It is a module so that DDP can wrap it.
     """
 
     def __init__(self, model: LanguageModel | nn.Module):
@@ -192,11 +196,11 @@ class Loss(nn.Module):
     def forward(
         self, x: Int[Tensor, "batch time"], y: Int[Tensor, "batch time"]
     ) -> Float[Tensor, ""]:
-        """Return the loss on windows of a text, y one token on from x."""
+        """Return the loss on windows x of a text; y is x one token later."""
         log_probs = self.model.log_probs(x)  # type: ignore[operator]
         return F.nll_loss(log_probs.flatten(0, 1), y.flatten())
 
 
 def _require_finite(what: str, value: float, step: int) -> None:
-    if value - value != 0:  # NaN and infinities alike
+    if value - value != 0:  # true for NaN and for infinities
         raise TrainingFailed(f"the {what} is {value} at step {step}")

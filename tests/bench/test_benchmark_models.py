@@ -1,6 +1,7 @@
-"""What the benchmarks time, and what they refuse to; no real time decides.
+"""Which models the benchmarks time, and which they refuse.
 
-Without an accelerator: what it would be asked is written down instead.
+No test depends on timing. No test needs an accelerator, because calls to one
+are replaced and recorded.
 """
 
 import itertools
@@ -59,11 +60,11 @@ def _small_limits(monkeypatch):
     monkeypatch.setattr(machine, "MOVED", 2**12)
 
 
-# Who looks ahead, or answers something else
+# --- Models are refused if they see later tokens or return no scores
 
 
 class Maskless(TorchDecoder):
-    """The same decoder, every position of which sees the whole text."""
+    """A decoder without a mask: each position sees the whole text."""
 
     def forward(self, tokens):
         pos = torch.arange(tokens.size(1))
@@ -72,7 +73,7 @@ class Maskless(TorchDecoder):
 
 @pytest.mark.parametrize("time", [64, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_missing_mask_alone_is_seen_in_every_precision(dtype, time):
+def test_a_missing_mask_is_found_in_every_precision(dtype, time):
     names = ("transformers", "transformers-eager", "torch-encoder")
     tokens = tokens_of(time)
     plan = make_plan(
@@ -99,7 +100,7 @@ SEES = "sees the future: tokens from"
     [
         (
             lambda t: hot(t)[:, -1],
-            r"answers \(2, 65\); \(2, 64, 65\) is",
+            r"answers \(2, 65\); expected \(2, 64, 65\)",
         ),
         pytest.param(
             lambda t: "text", "answers str; ", marks=pytest.mark.unhooked
@@ -107,20 +108,20 @@ SEES = "sees the future: tokens from"
         (lambda t: 1 / 0, "cannot be run: ZeroDivisionError"),
         (lambda t: hot(t) * float("nan"), SEES),
         (lambda t: hot(t.flip(1)), SEES),
-        (lambda t: hot(t.roll(-1, 1)), SEES),  # the next token
+        (lambda t: hot(t.roll(-1, 1)), SEES),  # scores of the next position
         (lambda t: hot(t[:, -1:].expand_as(t)), SEES),
         (lambda t: hot(t.unflatten(1, (-1, 8)).flip(2).flatten(1)), SEES),
-        # of which one token moves too little for bfloat16
+        # in bfloat16, the effect of one token on these scores is rounded away
         (lambda t: hot(t) + ((t + 1) % 65 / 16).mean().bfloat16(), SEES),
     ],
 )
-def test_what_is_unsound_is_refused(call, words):
+def test_a_model_that_sees_later_tokens_is_refused(call, words):
     with pytest.raises(ValueError, match=f"^theirs .*{words}") as error:
         require_sound(Candidate("theirs", None, call), tokens_of(64), 65)
     assert "\n" not in str(error.value)
 
 
-def test_an_accelerators_order_of_sums_is_no_look_ahead():
+def test_rounding_on_an_accelerator_is_not_a_leak():
     ran = itertools.count()
     model = Candidate("a", None, lambda t: hot(t) * (1 + next(ran) % 2 / 128))
     require_sound(model, tokens_of(64), 65)
@@ -138,7 +139,7 @@ def test_styles_that_differ_are_not_timed(monkeypatch):
         run_plan(small_plan(peers=()))
 
 
-# Compiled
+# Compiled models
 
 
 def test_a_style_is_compiled_in_one_graph(monkeypatch):
@@ -156,8 +157,8 @@ def test_a_style_is_compiled_in_one_graph(monkeypatch):
 
 @pytest.mark.usefixtures("_small_limits")
 @pytest.mark.parametrize("kind", ["forward", "train-step"])
-def test_what_compiling_changes_is_not_timed(monkeypatch, kind):
-    """A graph with gradients is another one than that without."""
+def test_a_model_that_compiling_changes_is_not_timed(monkeypatch, kind):
+    """The model is miscompiled either with or without gradients."""
 
     def compile_(run, **how):
         def compiled(tokens):
@@ -169,14 +170,14 @@ def test_what_compiling_changes_is_not_timed(monkeypatch, kind):
 
     monkeypatch.setattr(torch, "compile", compile_)
     plan = small_plan(kind=kind, compile=True, peers=())
-    with pytest.raises(ValueError, match="compiled differs from its eager"):
+    with pytest.raises(ValueError, match="compiled differs from the eager"):
         run_plan(plan)
 
 
 # Styles and peers
 
 
-def test_styles_answer_as_they_do_when_called():
+def test_timed_styles_return_their_usual_scores():
     tokens = tokens_of(8, 11)
     styles, _ = build_styles(small_plan(own=True), tokens)
     outputs = [style.output for style in styles]
@@ -204,7 +205,7 @@ def test_a_peer_has_our_parameters_and_does_not_look_ahead(name):
         require_sound(peer_of(name, plan), tokens_of(32), 65)
 
 
-def test_a_row_says_by_how_much_its_parameters_differ():
+def test_a_row_states_its_difference_in_parameters():
     for model, expected in (
         (nn.Linear(900, 1, bias=False), "-3.4% parameters"),
         (nn.Linear(930, 1), ""),
@@ -213,7 +214,7 @@ def test_a_row_says_by_how_much_its_parameters_differ():
         assert Candidate("x", model, abs).compared(ours) == expected
 
 
-# Work
+# Counted operations and bytes
 
 
 def formula(config, batch, time):
@@ -235,17 +236,18 @@ def test_torch_counts_the_operations_of_the_formula(inner):
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_bytes_by_hand():
+def test_bytes_read_equal_those_counted_by_hand():
     tokens = tokens_of(3, 11, rows=1)
     model = build_model(TINY)
     _, read = count_work(lambda: model(tokens), model)
     weights = sum(p.numel() for p in model.parameters())
     tables = (11 + 8) * 4
-    assert read == 4 * (weights - tables + 2 * 3 * 4)  # three rows of each
+    # 3 rows of each of two tables, 4 wide
+    assert read == 4 * (weights - tables + 2 * 3 * 4)
     _, read = count_work(lambda: [model(tokens) for _ in range(9)], model)
-    assert read == 4 * weights  # all rows, and nothing twice
+    assert read == 4 * weights  # a row counts once, however often it is read
     assert count_work(lambda: model(tokens), model.forward)[1] is None
-    # of a matrix that is cut only the part that is used
+    # if a matrix is sliced, only the bytes of the slice count
     cut = nn.Linear(4, 6, bias=False)
     _, read = count_work(lambda: torch.ones(1, 4) @ cut.weight[:2].t(), cut)
     assert read == 4 * 2 * 4
@@ -255,7 +257,7 @@ def test_bytes_by_hand():
 
 def test_a_training_step_learns():
     plan = small_plan()
-    assert plan.config.dropout == 0  # no time, and no loss, depends on it
+    assert plan.config.dropout == 0  # a step without dropout
     tokens = Tokens(plan, 2, 8)
     styles, _ = build_styles(plan, tokens.ids)
     for style in styles:
@@ -266,12 +268,12 @@ def test_a_training_step_learns():
         assert losses[0] == pytest.approx(first, abs=1e-5)
         assert losses[-1] < losses[0] - 1e-3
         assert all(p.grad is None for p in style.model.parameters())
-    with pytest.raises(ValueError, match="a is no module: it cannot train"):
+    with pytest.raises(ValueError, match="a is not a module: it cannot train"):
         training_step(Candidate("a", abs, abs), tokens)
 
 
 @pytest.mark.usefixtures("_small_limits")
-def test_every_round_has_tokens_of_its_own(monkeypatch):
+def test_every_round_has_other_tokens(monkeypatch):
     plan = small_plan(rounds=3, peers=())
     with monkeypatch.context() as patch:
         draw = Mock(side_effect=Tokens.draw)
@@ -311,8 +313,8 @@ def test_a_machines_limits_are_named_by_their_size(monkeypatch):
     assert [4 * int(read()) for read in reads] == [2**24, 2**21]
 
 
-def test_peak_memory_is_what_was_held_at_once():
-    a = torch.ones(1000, 100)  # 400 kB
+def test_peak_memory_is_the_largest_sum_at_one_time():
+    a = torch.ones(1000, 100)  # 400 kB of float32
 
     def run():
         b = a + 1
@@ -325,7 +327,7 @@ def test_peak_memory_is_what_was_held_at_once():
     assert 400_000 <= memory.peak_bytes(lambda: a + 1, CPU) < 401_000
 
 
-def test_memory_on_an_accelerator_is_what_it_says(monkeypatch):
+def test_memory_on_an_accelerator_is_what_torch_reports(monkeypatch):
     module = Mock()
     module.memory_allocated.return_value = 100
     module.max_memory_allocated.return_value = 350

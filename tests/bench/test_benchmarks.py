@@ -1,9 +1,14 @@
-"""The benchmarks as a user calls them; no real time decides a test."""
+"""The benchmarks run as a user runs them; no test depends on real timing.
 
+Tests of columns and of comparisons are in test_benchmark_tables.py.
+"""
+
+import itertools
 import json
 import math
 import multiprocessing
 import os
+import random
 import re
 import signal
 import sys
@@ -19,7 +24,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_duet import processes
+from gpt_duet import processes, timing
 from gpt_duet.annotated import DecoderModel
 from gpt_duet.benchmark_results import Row, Run, read_results
 from gpt_duet.benchmarks import app as commands
@@ -44,7 +49,7 @@ LIMITS += ["read of 0 MiB"]
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch):
-    """A quiet machine, measured in no time, and threads put back."""
+    """Make measurements short and their load low; restore the thread count."""
     monkeypatch.setattr(machine, "SQUARE", 16)
     monkeypatch.setattr(machine, "MOVED", 2**20)
     machine.limits.cache_clear()
@@ -59,7 +64,10 @@ def _small_limits(monkeypatch):
 
 @pytest.fixture
 def bench(run_command):
-    """Run the benchmarks: stdout, or of a mistake its line on stderr."""
+    """Return a function that runs the benchmarks and returns what they print.
+
+    If the command fails, return its line on standard error instead.
+    """
     main = partial(run, commands.main)
 
     def bench(*words, status=0):
@@ -82,7 +90,7 @@ def rows_of(path):
 
 
 @pytest.mark.slow
-def test_forward_with_everything(bench, tmp_path):
+def test_a_forward_is_timed_with_every_option(bench, tmp_path):
     pytest.importorskip("x_transformers")
     file, plot = tmp_path / "found.json", tmp_path / "found.svg"
     out = bench(
@@ -104,7 +112,7 @@ def test_forward_with_everything(bench, tmp_path):
     assert machine["torch"] == torch.__version__
     assert machine["accelerator"] == "none"
     models = [row for row in rows.values() if not row.limit]
-    # x-transformers makes a few more products
+    # x-transformers, the last model, needs a few more products
     assert len({row.flops for row in models[:-1]}) == 1
     for row in models:
         assert row.peak_bytes > 4 * 4 * 11
@@ -123,7 +131,8 @@ def test_a_sweep_over_batch_and_time(bench, tmp_path):
     found = read_results(file).runs
     asked = [(r.setting["batch"], r.setting["time"]) for r in found]
     assert asked == [(b, t) for b in (1, 2) for t in (2, 4, 8)]
-    assert {r.setting["threads"] for r in found} == {1}  # small work
+    # one thread, because the work is small
+    assert {r.setting["threads"] for r in found} == {1}
     assert torch.get_num_threads() == 2
     assert {row.output for r in found for row in r.models} == {"log-probs"}
     assert [r.row("annotated").tokens for r in found] == [2, 4, 8, 4, 8, 16]
@@ -131,7 +140,7 @@ def test_a_sweep_over_batch_and_time(bench, tmp_path):
     assert work[3:] == [2 * flops for flops in work[:3]]
 
 
-def test_generate_at_toy_size(bench, tmp_path, monkeypatch):
+def test_generation_is_timed_at_toy_size(bench, tmp_path, monkeypatch):
     file, optimize = tmp_path / "found.json", Mock()
     monkeypatch.setattr(measure, "optimize_for_decoding", optimize)
     out = bench(
@@ -144,26 +153,26 @@ def test_generate_at_toy_size(bench, tmp_path, monkeypatch):
         "annotated", "mingpt_style", "annotated bfloat16",
         "mingpt_style bfloat16", "transformers", *LIMITS,
     ]  # fmt: skip
-    # both have a cache, are optimized, and read each token once
+    # both styles have a cache, are optimized, and read each token once
     optimized = [type(call.args[0]) for call in optimize.call_args_list]
     assert optimized == [DecoderModel, GPT] * 2
     config = make_plan("gpt-nano", sizes={"vocab_size": 11}).config
     cache = sum(cache_bytes(config, 1, past, 4) for past in (3, 4))
     matrices = 3 * 12 * 48**2 + 11 * 48
-    # biases; norms; a row of each table
+    # the biases, the norms, and a row of each table
     small = 3 * (9 * 48 + 4 * 48) + 2 * 48 + 2 * 48
     moved = 2 * 4 * (matrices + small + 11) + cache
     ours, theirs, half, annotated = map(first.row, (
         "mingpt_style", "transformers", "mingpt_style bfloat16", "annotated",
     ))  # fmt: skip
-    # the generator's bias, too
+    # annotated also has a bias in its generator
     assert annotated.least_bytes - moved == 2 * 4 * 11
     assert ours.least_bytes == theirs.least_bytes == moved
     assert 2 * half.least_bytes == moved
     assert ours.tokens == 2
-    # two tokens' scores, and what is between
+    # at least the scores of two tokens are allocated
     assert all(row.peak_bytes > 2 * 2 * 11 for row in first.models)
-    # keys and values of the prompt and of the first new token
+    # the cache holds the prompt and the first new token
     assert ours.cache_bytes == cache_bytes(config, 1, 4, 4)
     assert annotated.cache_bytes == ours.cache_bytes
     for row in first.models:
@@ -176,7 +185,7 @@ def test_generate_at_toy_size(bench, tmp_path, monkeypatch):
 
 
 def test_each_token_is_timed(monkeypatch):
-    """By hand: the clock stands still but where a token is chosen."""
+    """The clock advances only when a token is chosen."""
     now, costs = [0.0], iter([9, 9, 9, 5, 1, 2, 9, 9, 9, 7, 1, 4])
 
     def scores(tokens):
@@ -188,7 +197,7 @@ def test_each_token_is_timed(monkeypatch):
     run = measure.Decoding(
         Candidate("a", scores, scores), Tokens(plan, 1, 3), 3
     )
-    # what comes first in each round does not count
+    # the warm-up before each round does not count
     assert [run.timed(), run.timed()] == [8, 12]
     assert run.facts(1) == {
         "first_token": 5, "between_tokens": [1.5, 1.9, pytest.approx(1.99)],
@@ -197,7 +206,7 @@ def test_each_token_is_timed(monkeypatch):
     assert run.facts(2)["between_tokens"][0] == 1.5
 
 
-def test_train_step_at_toy_size(bench, tmp_path):
+def test_a_training_step_is_timed_at_toy_size(bench, tmp_path):
     file, forward = tmp_path / "found.json", tmp_path / "forward.json"
     bench("train-step", *FAST, "--json", file)
     bench("forward", *FAST, "--peers", "none", "--json", forward)
@@ -205,14 +214,16 @@ def test_train_step_at_toy_size(bench, tmp_path):
     assert {"annotated", "mingpt_style", "transformers"} <= {*rows}
     ours = rows["mingpt_style"]
     assert ours.flops == 3 * rows_of(forward)["mingpt_style"].flops
-    assert ours.peak_bytes > 4 * ours.parameters  # the gradients at least
+    # the gradients alone take 4 bytes a parameter
+    assert ours.peak_bytes > 4 * ours.parameters
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         ([], {"preset": "S1", "budget": 50, "rounds": 10, "kind": "forward"}),
-        (["forward", "--n-layer", 1], {"preset": ""}),  # S1 no longer
+        # no preset, because these are not the sizes of S1
+        (["forward", "--n-layer", 1], {"preset": ""}),
         (["forward", "--n-layer", 6, "--threads", 3],
          {"preset": "S1", "threads": 3}),
         (["forward"], {"batches": (8,), "times": (256,), "budget": math.inf}),
@@ -230,7 +241,9 @@ def test_train_step_at_toy_size(bench, tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_what_a_command_measures(bench, monkeypatch, words, expected):
+def test_each_command_runs_its_measurement(
+    bench, monkeypatch, words, expected
+):
     plans = []
     monkeypatch.setattr(
         whole, "run_plan", lambda plan, tell: plans.append(plan) or []
@@ -240,16 +253,16 @@ def test_what_a_command_measures(bench, monkeypatch, words, expected):
     assert {name: getattr(plan, name) for name in expected} == expected
 
 
-# How it is called
+# The command line
 
 
-@pytest.mark.unhooked  # typer's context is not of the class it names
-def test_gpt_duet_bench_hands_its_words_on(duet, refused):
+@pytest.mark.unhooked  # --check-shapes expects another class of context
+def test_gpt_duet_bench_passes_its_arguments_on(duet, refused):
     assert "rounds must be at" in refused("bench", "forward", "--rounds=0")
     assert "Usage: gpt-duet bench" in duet("bench", "-h")[1]
 
 
-# All in one go
+# All measurements in one call
 
 
 @pytest.fixture
@@ -269,7 +282,7 @@ def _toy_presets(monkeypatch):
 
 
 @pytest.mark.usefixtures("_toy_presets")
-def test_all_goes_into_one_file(bench, tmp_path, monkeypatch):
+def test_all_results_go_into_one_file(bench, tmp_path, monkeypatch):
     file, asked = tmp_path / "found.json", []
     monkeypatch.setattr(everything, "DTYPES", ("float32",))
     monkeypatch.setattr(
@@ -299,7 +312,7 @@ def test_all_goes_into_one_file(bench, tmp_path, monkeypatch):
     assert names["check_shape"].startswith("passed: ")
     assert runs[4].rows[0].note == "passed: 5 passed in 2s"
     assert "gpu" in asked[0]
-    # a test that fails is status 1; the parts behind are measured
+    # a failing test gives status 1, and later parts are still measured
     monkeypatch.setattr(everything.subprocess, "run", Mock(
         return_value=SimpleNamespace(returncode=1, stdout="", stderr="bad")
     ))  # fmt: skip
@@ -319,8 +332,8 @@ def measured(what):
 
 
 @given(st.lists(st.floats(0, 1000)))
-def test_all_ends_in_time_and_names_each_part(needed):
-    """Whatever the parts take, and where none stops at once."""
+def test_bench_all_ends_in_time_and_names_each_part(needed):
+    """The whole run ends in time, however long each part would take."""
     now, kept = [0.0], []
 
     def run_alone(work, tell, name, module, seconds):
@@ -342,15 +355,15 @@ def test_all_ends_in_time_and_names_each_part(needed):
                 for note in last.notes]  # fmt: skip
     assert begun + left_out == [*made]
     stopped = [row for row in last.rows if row.note]
-    assert all(row.note.startswith("stopped here") for row in stopped)
+    assert all(row.note.startswith("stopped") for row in stopped)
     assert len(found) + len(stopped) == len(begun) == len(kept)
-    # the first are measured whole where a minute is enough for each
+    # the first parts have a minute each: if that is enough, none is cut short
     for row, takes in zip(last.rows[:7], needed, strict=False):
         assert not (row.note and max(needed[:7]) <= everything.SHARE), takes
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_stop_keeps_the_parts_before(tmp_path, monkeypatch, killed):
+def test_a_stop_keeps_the_finished_parts(tmp_path, monkeypatch, killed):
     file = tmp_path / "found.json"
 
     def second(tell):
@@ -412,10 +425,10 @@ def dies(tell):
         (is_stopped, 99, "so far"),
         (is_deaf, 0, TimeoutError("a took 5 s")),
         (fails, 99, ValueError("no disk")),
-        (dies, 99, ValueError("a ends .*status -9 .too little memory.*")),
+        (dies, 99, ValueError("a ended .*status -9 .too little memory.*")),
     ],
 )  # fmt: skip
-def test_work_in_a_process_is_stopped_by_the_clock(
+def test_a_process_is_stopped_after_its_time(
     monkeypatch, work, grace, expected
 ):
     now = [0.0]
@@ -438,7 +451,7 @@ def test_work_in_a_process_is_stopped_by_the_clock(
         assert run() == expected
 
 
-# Someone's own model
+# A user's own model
 
 PEER = """
 import torch
@@ -489,7 +502,7 @@ def own_peer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_anyones_model_runs_beside_ours(bench, own_peer):
+def test_a_users_model_runs_next_to_ours(bench, own_peer):
     bench(
         "forward", *FAST, "--peers", "none", "--json", "found.json",
         "--peer", "bigram.py:build", "--peer", "bigram.py:bare",
@@ -499,7 +512,7 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
     assert "called with targets" in rows["bigram.py:build"].note
     assert "parameters unknown" in rows["bigram.py:bare"].note
     assert rows["bigram.py:bare"].flops == 0
-    # alone, and where the reference has no parameters
+    # without the styles, the last peer is the reference; it has no parameters
     for kind, *words in (("forward", *FAST), ("generate", *DECODE)):
         out = bench(
             kind, *words, "--json", "found.json", "--only-peers",
@@ -538,7 +551,7 @@ def many():
 
 
 def test_a_models_own_sizes_are_shown(bench, tmp_path, monkeypatch):
-    """Bytes, operations, vocabulary and length are not a preset's."""
+    """The bytes, operations and sizes shown are those of the user's model."""
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     alone = ["--only-peers", "--rounds", 1, "--json", "found.json"]
@@ -552,13 +565,13 @@ def test_a_models_own_sizes_are_shown(bench, tmp_path, monkeypatch):
     (row,) = found.models
     assert row.parameters == 7 * 10 + 10 * 7 + 7
     assert row.flops == 2 * 8 * 6 * 10 * 7
-    # six rows of the table, the head, all scores
+    # bytes of six rows of the table, of the head, and of all scores
     assert row.least_bytes == 4 * (6 * 10 + 10 * 7 + 7 + 8 * 6 * 7)
     assert f"{row.least_bytes / 1000:.2f} kB" in out
     bench("generate", "--new", 2, "--peer", "own.py:build", *alone)
     (found,) = read_results(Path("found.json")).runs
     assert (found.setting["prompt"], found.setting["vocabulary"]) == (4, 7)
-    # with a config the sizes are the config's, and are shown
+    # if the model has a config, its sizes are used and shown
     bench("forward", *SMALL, "--peer", "own.py:configured", *alone)
     (found,) = read_results(Path("found.json")).runs
     assert found.setting["width"] == 48
@@ -590,8 +603,10 @@ def make(batch):
 """
 
 
-def test_a_cache_that_the_user_names(tmp_path, monkeypatch):
-    """Each token is read once, and the ids are those of the full forward."""
+def test_generation_is_timed_with_a_cache_that_the_user_names(
+    tmp_path, monkeypatch
+):
+    """With the cache, each token is read once, and the ids stay the same."""
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(CACHED)
     plan = make_plan(
@@ -631,11 +646,12 @@ def test_a_transformers_model_shows_its_own_sizes(bench, tmp_path):
     assert "layers" not in found.setting
     (row,) = found.models
     block = 4 * 12 + 12 + 4 * 4 + 4 + 2 * 4 * 16 + 16 + 4 + 2 * 8
-    weights = 11 * 4 + 5 * 4 + block + 8  # the head is the token table
+    # 8 weights of the last norm; the head shares the token table
+    weights = 11 * 4 + 5 * 4 + block + 8
     assert row.parameters == weights
     assert row.least_bytes == 4 * (weights + 2 * 5 * 11)
     assert row.flops == 2 * 2 * 5 * (12 * 16 + 11 * 4) + 4 * 2 * 25 * 4
-    assert "\u2026" not in out  # no number is cut
+    assert "\u2026" not in out  # no value is cut off
 
 
 def test_limits_are_measured_once_or_not_at_all(bench, tmp_path, monkeypatch):
@@ -649,7 +665,8 @@ def test_limits_are_measured_once_or_not_at_all(bench, tmp_path, monkeypatch):
     out = bench(*words, "--no-limits")
     assert tasks.call_count == 1
     assert not {*LIMITS} & {*rows_of(file)}
-    assert "of peak  " not in out
+    assert "of peak" not in out  # no column "of peak", nor a note about it
+    assert "x mingpt_style" in out
 
 
 def test_json_on_the_standard_output(run_command):
@@ -662,7 +679,7 @@ def test_json_on_the_standard_output(run_command):
     assert "mingpt_style" in err
 
 
-def test_anyones_model_decodes_greedily_from_its_scores(own_peer):
+def test_a_users_model_decodes_greedily_from_its_scores(own_peer):
     plan = make_plan(
         "gpt-nano", (2,), (3,), 4, {"vocab_size": 11}, kind="generate",
         styles=(), peers=("bigram.py:bare",),
@@ -687,25 +704,123 @@ def test_anyones_model_decodes_greedily_from_its_scores(own_peer):
         ),
         ("bigram.py:few_ids", "ids some are refused.*--vocab-size sets it"),
         ("bigram.py:number", "returned no model but int"),
-        ("bigram.py:short", "reads at most 3 tokens, and a text of 4"),
+        ("bigram.py:short", "reads at most 3 tokens, but the text has 4"),
     ],
 )
-def test_a_peer_that_cannot_be_timed(bench, own_peer, peer, message):
+def test_a_peer_that_cannot_be_timed_is_named(bench, own_peer, peer, message):
     err = bench("forward", *FAST, "--peers", "none", "--peer", peer, status=2)
     assert re.search(message, err)
 
 
-def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
+def test_a_peer_that_is_not_installed_is_reported(bench, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for words in (["forward", *FAST], ["generate", *DECODE]):
         assert "transformers was not run: ModuleNotFoundError" in bench(*words)
         err = bench(*words, "--peers", "transformers", status=2)
         assert "transformers cannot be built: ModuleNotFoundError" in err
-    # transformers says so, too, of what is there and broken: nameless
+    # if an install is broken, transformers raises this error without a name
     broken = ModuleNotFoundError("Failed to import:\nno symbol")
     monkeypatch.setitem(PEERS, "transformers", Mock(side_effect=broken))
     err = bench("forward", *FAST, status=2)
     assert "cannot be built: ModuleNotFoundError: Failed to import:" in err
+
+
+# Rounds until a ratio is known, and cold caches
+
+
+@pytest.mark.parametrize(
+    ("noise", "rounds"), [(0.0, 10), (0.05, 50), (0.5, None)]
+)
+def test_rounds_go_on_until_the_ratio_is_known(
+    bench, tmp_path, monkeypatch, noise, rounds
+):
+    """A noisy model gets more rounds; a drift of all times adds none."""
+    numbers, count = random.Random(0), itertools.count(1)
+
+    def watch(run, device):
+        own = next(count) % 2
+        each = itertools.count(1)
+        return lambda: next(each) * (1 + own * noise * numbers.random())
+
+    monkeypatch.setattr(measure, "stopwatch", watch)
+    file = tmp_path / "found.json"
+    words = [*SMALL, "--peers", "none", "--no-limits", "--until", "1%"]
+    out = bench("forward", *words, "--rounds", 60, "--json", file)
+    (run,) = read_results(file).runs
+    (done,) = {len(row.seconds) for row in run.models}
+    error = measure.ratio_error(
+        run.reference, {row.name: row.seconds for row in run.models}
+    )
+    said = f"each ratio is known within {error:.1%} after {done} rounds"
+    assert said in " ".join(out.split())
+    assert "rounds" not in run.setting
+    if rounds is None:
+        assert done == 60
+        assert f"{said}, not within 1.0%" in " ".join(out.split())
+    else:
+        assert 10 <= done <= rounds
+        assert error <= 0.01
+
+
+def test_a_single_model_is_timed_until_its_own_time_is_known():
+    steady, noisy = [1.0] * 10, [1.0, 2.0] * 5
+    assert measure.ratio_error("a", {"a": steady}) == 0
+    assert measure.ratio_error("a", {"a": steady[:9]}) == math.inf
+    assert measure.ratio_error("a", {"a": noisy}) > 0.1
+    assert measure.ratio_error("a", {"a": noisy, "b": noisy}) == 0
+
+
+@pytest.mark.parametrize("kind", ["forward", "generate"])
+def test_caches_are_emptied_before_each_run_and_token(
+    bench, tmp_path, monkeypatch, kind
+):
+    """With --cold the caches are emptied, outside the measured time."""
+    clock, flushed = [0.0], []
+
+    def flush():
+        clock[0] += 1000.0
+        flushed.append(clock[0])
+
+    def tick():
+        clock[0] += 0.25
+        return clock[0]
+
+    monkeypatch.setattr(measure, "cache_flusher", lambda device: flush)
+    for module in (measure, timing):
+        monkeypatch.setattr(module, "clock_for", lambda device: tick)
+    file = tmp_path / "found.json"
+    words = FAST if kind == "forward" else DECODE
+    words = [*words, "--peers", "none", "--no-limits"]
+    bench(kind, *words, "--cold", "--json", file)
+    (run,) = read_results(file).runs
+    assert run.setting["cold"] is True
+    rounds = len(run.models[0].seconds)
+    assert len(flushed) >= rounds * len(run.models)
+    assert {s for row in run.models for s in row.seconds} == {0.25}
+    flushed.clear()
+    bench(kind, *words, "--json", file)
+    assert not flushed
+    assert "cold" not in read_results(file).runs[0].setting
+
+
+def test_a_flush_reads_more_memory_than_the_caches_hold(monkeypatch):
+    monkeypatch.setattr(machine, "MOVED", 2**20)
+    held, zeros = [], torch.zeros
+
+    def kept(size, **how):
+        held.append(zeros(size, **how))
+        return held[-1]
+
+    monkeypatch.setattr(torch, "zeros", kept)
+    flush = machine.cache_flusher(torch.device("cpu"))
+    flush()
+    flush()
+    (memory,) = held
+    assert bool((memory == 2).all())
+    assert memory.nbytes >= 2**20
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")
+    for size in sizes:
+        assert memory.nbytes >= 2048 * int(size.read_text().strip(" K\n"))
 
 
 # Old results
@@ -716,7 +831,7 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(
         measure,
         "interleave",
-        lambda runs, count, _before, _budget, found: found.update(
+        lambda runs, count, _before, _budget, found, _enough: found.update(
             {name: seconds * count for name in runs}
         ),
     )
@@ -729,9 +844,10 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     out = bench(*words, "--compare", old, status=1)
     assert "2 of 2 slower, by more than 10%" in out
     assert "1.200" in out
-    more = ["--tolerance", 0.25, "--rounds", 3]  # the latest word counts
+    # both options are now given twice, and the last value counts
+    more = ["--tolerance", 0.25, "--rounds", 3]
     bench(*words, *more, "--compare", old)
-    # what cannot be compared is refused before anything is measured
+    # results that cannot be compared are refused before any measurement
     monkeypatch.setattr(measure, "measure", None)
     content = json.loads(old.read_text())
     both = "no equal setting .*has: forward.* batch 1, .*this call has: forw"
@@ -777,6 +893,9 @@ def test_ctrl_c_keeps_whole_rounds(bench, tmp_path, monkeypatch):
         ("forward --batch 0", ["batch", "at least 1", "0"]),
         ("forward --time 8,x", ["time", "'x'"]),
         ("forward --budget nan", ["budget", "nan"]),
+        ("forward --until 0", ["until", "a share like 1%, got '0'"]),
+        ("forward --until 100%", ["until", "a share like 1%, got '100%'"]),
+        ("forward --until a%", ["until", "a share like 1%, got 'a%'"]),
         ("forward --preset huge", ["'huge'", "S1", "gpt2"]),
         ("forward --preset gpt2 --time 2048", ["2048", "1024"]),
         ("forward --device toaster", ["'toaster'"]),
@@ -791,7 +910,7 @@ def test_ctrl_c_keeps_whole_rounds(bench, tmp_path, monkeypatch):
         ("--all --rounds 3", ["--all takes only --device"]),
         ("--all --no-limits", ["--all takes only --device"]),
         ("forward --new 3", ["--new-tokens", "generate", "forward"]),
-        ("forward --only-peers", ["--only-peers takes --peer"]),
+        ("forward --only-peers", ["--only-peers requires --peer"]),
         ("generate --compile", ["generate takes no", "--compile"]),
         ("generate --new 1020", ["1036", "1024"]),
         ("generate --peers torch-encoder", ["transformers", "'tor"]),
@@ -806,7 +925,7 @@ def test_a_mistake_ends_in_one_line(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_dtype_that_the_device_lacks(bench, monkeypatch):
+def test_a_dtype_that_the_device_lacks_is_reported(bench, monkeypatch):
     def mm(a, b):
         raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")
 

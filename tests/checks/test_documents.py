@@ -1,4 +1,4 @@
-"""Documents that the user declares, and what is only reported."""
+"""Documents that the user declares, and facts that are only reported."""
 
 import re
 from functools import partial
@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 from odd_models import BlocksDropped, GivenBlocks
+from rows import slow_unless
 from small_gpt import GPT, Packed, Padded, cross_entropy, positions
-from strategies import one_in
 
 from gpt_duet.invariants import check_model
 
@@ -19,7 +19,7 @@ MARK = 3
 
 
 class Marked(Packed):
-    """An id ends a document."""
+    """Documents end with a certain id."""
 
     ends = True
 
@@ -30,20 +30,20 @@ class Marked(Packed):
 
 
 class MarkedAtTheStart(Marked):
-    """It begins one."""
+    """Documents start with a certain id."""
 
     ends = False
 
 
 class MarkedInVain(Marked):
-    """It does not hide the documents before."""
+    """Documents end with a certain id, but see each other."""
 
     def apart(self, mask, same):
         return mask
 
 
 class Counted(Packed):
-    """Takes lengths of documents."""
+    """A model that takes the lengths of documents."""
 
     def forward(self, tokens, sizes=None):
         if sizes is None:
@@ -53,27 +53,27 @@ class Counted(Packed):
 
 
 class CountedInVain(Counted):
-    """Takes lengths, and hides nothing."""
+    """The model takes the lengths of documents, but they see each other."""
 
     apart = MarkedInVain.apart
 
 
 class CountedWhole(Counted):
-    """Takes lengths, and shows each document as a whole."""
+    """Lengths of documents are given; each token sees its whole document."""
 
     def apart(self, mask, same):
         return same
 
 
 class NamedOddly(Packed):
-    """No name says what it takes."""
+    """The model takes documents by an argument whose name does not say so."""
 
     def forward(self, tokens, packs=None):
         return super().forward(tokens, packs)
 
 
 class StartsAgain(Packed):
-    """Positions that start again start a document, unless a mask is given."""
+    """Each position 0 begins a document, unless a mask is given."""
 
     def forward(self, tokens, attention_mask=None, position_ids=None):
         if position_ids is None or attention_mask is not None:
@@ -82,7 +82,7 @@ class StartsAgain(Packed):
 
 
 class StartsAgainUncached(StartsAgain):
-    """They do so only where no cache is asked for."""
+    """Each position 0 begins a document, but only in calls without a cache."""
 
     def forward(self, tokens, position_ids=None, use_cache=True):
         at = None if use_cache else position_ids
@@ -90,14 +90,14 @@ class StartsAgainUncached(StartsAgain):
 
 
 class NoDocuments(GPT):
-    """Positions say nothing of documents."""
+    """The model takes positions, but they say nothing about documents."""
 
     def forward(self, tokens, position_ids=None):
         return super().forward(tokens)
 
 
 class FromOne(Packed):
-    """A document 0 is padding, which nothing sees but itself."""
+    """Document 0 is padding, where each token sees only itself."""
 
     def forward(self, tokens, doc_ids=None):
         self.ids = doc_ids
@@ -109,7 +109,7 @@ class FromOne(Packed):
 
 
 class WithLoss(Packed):
-    """Its loss is shifted inside, over all of the row."""
+    """The model shifts labels over the whole row, across documents."""
 
     def forward(self, tokens, doc_ids=None, labels=None):
         logits = super().forward(tokens, doc_ids)
@@ -119,7 +119,7 @@ class WithLoss(Packed):
 
 
 class MaskOfTheUser(Padded):
-    """Its attention mask may be numbers to add; another one hides padding."""
+    """A 4-D attention mask is added to scores; a 2-D mask hides padding."""
 
     def forward(self, tokens, attention_mask=None):
         if attention_mask is None or attention_mask.dim() == 2:
@@ -134,7 +134,7 @@ class MaskOfTheUser(Padded):
 
 
 class BooleanMask(MaskOfTheUser):
-    """The mask says what is seen; positions come with it."""
+    """A boolean mask says what is visible; positions come with the mask."""
 
     def forward(self, tokens, attention_mask=None, position_ids=None):
         self.at = position_ids
@@ -148,7 +148,7 @@ class BooleanMask(MaskOfTheUser):
 
 
 class Numbered(MaskOfTheUser):
-    """Its attention mask numbers documents from 1; padding is 0."""
+    """The attention mask numbers the documents from 1; 0 means padding."""
 
     def forward(self, tokens, attention_mask=None):
         if attention_mask is None:
@@ -163,20 +163,20 @@ class Numbered(MaskOfTheUser):
 
 
 class MaskInVain(MaskOfTheUser):
-    """Only the causal mask is applied."""
+    """The model ignores a 4-D mask; it applies only the causal mask."""
 
     def of_mask(self, tokens, mask):
         return self.scores(self.body(self.embed(tokens), self.mask(tokens)))
 
 
 class BooleanMaskInVain(BooleanMask):
-    """Only the causal mask is applied."""
+    """The model ignores a boolean mask; it applies only the causal mask."""
 
     of_mask = MaskInVain.of_mask
 
 
 class NumberedInVain(Numbered):
-    """A number that is not 0 is seen, whichever it is."""
+    """All tokens with a number other than 0 see each other."""
 
     def same(self, ids):
         return (ids > 0).unsqueeze(1)
@@ -230,8 +230,8 @@ ROWS = [
         StartsAgain,
         None,
         "passed",
-        "^no promise; documents are isolated by position_ids; not with an "
-        r"attention mask of ones beside it: 0\.",
+        "^no promise; documents are isolated by position_ids; not together "
+        r"with an attention mask of ones: 0\.",
     ),
     (StartsAgain, "position_ids", "failed", "position_ids and an attention"),
     (
@@ -264,9 +264,12 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("model", "documents", "status", "words"), one_in(2, ROWS)
+    ("model", "documents", "status", "words"),
+    slow_unless(lambda *row: row[2] == "failed" or row == ROWS[0], ROWS),
 )
-def test_documents_of_a_row(model, documents, status, words):
+def test_check_documents_says_what_keeps_documents_apart(
+    model, documents, status, words
+):
     report = check_model(model, checks=["documents"], documents=documents)
     (result,) = report.results
     assert result.status == status, result.message
@@ -275,8 +278,8 @@ def test_documents_of_a_row(model, documents, status, words):
 
 
 @pytest.mark.slow
-def test_what_a_function_makes_is_given_to_the_other_checks():
-    """The proof of causality is of such rows, too, and leaves none out."""
+def test_documents_of_a_function_reach_the_other_checks():
+    """The proof of causality covers texts with documents."""
     for model, documents, words in (
         (Counted, sizes, "^proved at .* tokens;"),
         (CountedWhole, sizes, "position 1 sees token 2: .*, with sizes"),
@@ -289,7 +292,7 @@ def test_what_a_function_makes_is_given_to_the_other_checks():
 
 
 def test_a_text_of_one_document_is_used_whole():
-    """Else a mark between two tokens looks like a context too short."""
+    """Undeclared documents make the context of a text look short."""
     model = partial(Marked, vocab_size=5)
     assert not check_model(model, checks=["context_use"]).ok
     assert check_model(model, checks=["context_use"], documents=MARK).ok
@@ -302,13 +305,13 @@ def test_a_text_of_one_document_is_used_whole():
         (17, "id 17 separates documents, and is outside the vocabulary of 17"),
     ],
 )
-def test_documents_that_cannot_be(documents, words):
+def test_impossible_documents_are_refused(documents, words):
     with pytest.raises(ValueError, match=words):
         check_model(Packed, checks=["documents"], documents=documents)
 
 
 class PackedForTargets(Packed):
-    """Documents are apart; a training call gives its targets as well."""
+    """Documents do not see each other, whether targets are given or not."""
 
     def forward(self, tokens, doc_ids=None, targets=None):
         logits = super().forward(tokens, self.given(doc_ids, targets))
@@ -321,7 +324,7 @@ class PackedForTargets(Packed):
 
 
 class TogetherWithTargets(PackedForTargets):
-    """With targets they are not."""
+    """If targets are given, documents see each other."""
 
     def given(self, doc_ids, targets):
         return doc_ids if targets is None else None

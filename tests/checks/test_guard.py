@@ -1,4 +1,4 @@
-"""The guard of an evaluation: few calls, no copies, nothing changed."""
+"""The guard of an evaluation makes few calls, and changes nothing."""
 
 import random
 
@@ -21,7 +21,7 @@ def texts(vocab=VOCAB, time=BLOCK, rows=4):
 
 
 class Counted(nn.Module):
-    """Counts the calls of a model."""
+    """A wrapper that counts the calls of a model."""
 
     def __init__(self, model):
         super().__init__()
@@ -47,7 +47,7 @@ def test_a_leak_raises_with_its_pair_and_its_line(name):
     assert model.calls <= 8
 
 
-@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
+@pytest.mark.unhooked  # not with --check-shapes, which draws random numbers
 @pytest.mark.parametrize("training", [False, True])
 def test_a_sound_model_passes_and_nothing_is_changed(training):
     model = Counted(GPT()).train(training)
@@ -94,7 +94,7 @@ def test_scores_are_found_or_named():
 
 
 class Next(nn.Module):
-    """Adds a number of the next token to the scores of each."""
+    """A model that adds a value of the next token to each score."""
 
     def __init__(self, model=GPT):
         super().__init__()
@@ -128,7 +128,7 @@ def test_scores_of_any_form_are_read(turned):
 
 
 class Counting(nn.Module):
-    """Its scores grow with each call."""
+    """A model whose scores grow with each call."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +140,7 @@ class Counting(nn.Module):
 
 
 class Noisy(GPT):
-    """Draws random numbers from a generator of its own."""
+    """A model that draws random numbers from a private generator."""
 
     def forward(self, ids):
         scores, self.own = super().forward(ids), torch.Generator()
@@ -152,7 +152,7 @@ class Noisy(GPT):
 
 
 class OneRowOfNaN(Next):
-    """A row is NaN, and the others leak."""
+    """The scores of one row are NaN; the other rows leak."""
 
     def forward(self, ids):
         scores = super().forward(ids)
@@ -163,21 +163,21 @@ class OneRowOfNaN(Next):
     ("model", "words"),
     [
         (Counting, "keeps a state"),
-        (Noisy, "random numbers of its own"),
+        (Noisy, "its own random generator"),
         (OneRowOfNaN, "25% of the positions are NaN"),
     ],
 )
-def test_nothing_is_said_of_scores_that_cannot_be_compared(model, words):
+def test_scores_that_cannot_be_compared_are_refused(model, words):
     with pytest.raises(ValueError, match=words):
         guard(model(), texts())
 
 
-@pytest.mark.unhooked  # it passes what is of no type that is declared
-def test_mistakes_are_one_line():
+@pytest.mark.unhooked  # --check-shapes would refuse the wrong values
+def test_a_mistake_with_the_guard_is_one_line():
     model = GPT()
     for given, how, words in (
         (texts().tolist(), {}, "got list"),
-        (texts(), {"sees": "window"}, "sees is a predicate"),
+        (texts(), {"sees": "window"}, "sees must be a predicate"),
         (texts(), {"scores": lambda found: found.argmax(-1)}, "give scores="),
         (texts(), {"scores": lambda found: found[..., 0]}, "give scores="),
     ):
@@ -187,8 +187,9 @@ def test_mistakes_are_one_line():
     guard(model, texts(), sees=None)
 
 
-def test_positions_are_asked_where_most_is_forbidden():
-    """A window one too long, and an image that sees the next one."""
+def test_positions_with_most_forbidden_pairs_are_tried():
+    """One model's window is too wide; in the other model, an image sees the
+    next image."""
     for name, more in (("window", window(5)), ("images", None)):
         sees = VISIBLE[name][0]
         model = leaking(name)() if more is None else of(more)()

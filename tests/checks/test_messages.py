@@ -1,8 +1,9 @@
-"""What a check finds and says in odd models: a row for each."""
+"""Findings and messages of checks for unusual models, one model per row."""
 
 import math
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from broken_models import BROKEN
 from correct_models import CORRECT
 from known_gpts import GPTConfig, NanoGPT
 from odd_models import EachThirdCall
+from rows import slow_unless
 from small_gpt import (
     BLOCK,
     GPT,
@@ -27,25 +29,26 @@ from small_gpt import (
     Unlimited,
 )
 from small_gpt import cross_entropy as mean
-from strategies import one_in
 from torch import nn
 
 from gpt_duet.invariants import check_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_layer"),
-    pytest.mark.unhooked,  # most of them raise
+    # most of these models raise an exception; shape checks would raise earlier
+    pytest.mark.unhooked,
 ]
 
 
 BUILDS = {model.name: model.build for model in (*CORRECT, *BROKEN)}
+ZOO = [*BUILDS.values()]
 NO_MASK = BUILDS["no_mask"].keywords["mixer"]
 SHARP = BUILDS["times_the_root"]
 FORGETS = BUILDS["window_undeclared"]
 
 
 def gpt(base=GPT, **parts):
-    """A model of which some methods or attributes differ."""
+    """Return a subclass of a model, with some attributes replaced."""
     return type("Odd", (base,), parts)
 
 
@@ -61,7 +64,7 @@ def positions_of_the_mask(self, tokens):
 
 
 def chunks(scores, ids, size):
-    """The losses of chunks of all targets, as they lie in memory."""
+    """Return the cross-entropy of each chunk of `size` targets."""
     pairs = zip(
         scores.flatten(0, 1).split(size),
         ids.flatten().split(size),
@@ -71,7 +74,7 @@ def chunks(scores, ids, size):
 
 
 class FifthsCounted(TrainableGPT):
-    """A fused loss counts whole chunks of 5 targets, and drops the rest."""
+    """A fused loss takes full chunks of 5 targets and drops the rest."""
 
     def forward(self, tokens, targets=None):
         scores = GPT.forward(self, tokens)
@@ -88,7 +91,7 @@ class Unscaled(Attention):
 
 
 class Inverted(Attention):
-    """The mask that is added hides the past; products grow by 2.83."""
+    """An added mask hides the past; attention scores are far too large."""
 
     def make_parts(self, dim):
         super().make_parts(dim)
@@ -111,26 +114,40 @@ class Unused(MLP):
 
 
 class RowsFrozen(MLP):
-    """A hook keeps five rows as they are, which is no fault."""
+    """A hook gives five rows of a weight no gradient, which is not a fault."""
 
     def add_parts(self, dim):
         trained = (torch.arange(2 * dim) > 4).unsqueeze(1)
         self.up.weight.register_hook(lambda grad: grad * trained)
 
 
+class Sleeping(MLP):
+    """Four hidden units are 0 in all texts, but not with other weights."""
+
+    def add_parts(self, dim):
+        with torch.no_grad():
+            self.up.weight[:4] *= 1e-3
+            self.up.bias[:4] = -0.7
+
+    def forward(self, x):
+        return self.down(F.relu(self.up(x)))
+
+
 class OneOfFive(GPT):
-    """Positions are read from the first of five tables in one tensor."""
+    """The positions use only the first of five tables in one tensor."""
+
+    count = 5
 
     def add_parts(self, dim):
         self.wpe = None
-        self.tables = nn.Parameter(torch.randn(5, BLOCK, dim))
+        self.tables = nn.Parameter(torch.randn(self.count, BLOCK, dim))
 
     def position_vectors(self, ids):
         return self.tables[0][torch.arange(ids.size(1))]
 
 
 class HalfOfExperts(MLP):
-    """Stacked experts; the router's bias keeps all tokens with one half."""
+    """The router's bias sends all tokens to one half of stacked experts."""
 
     def make_parts(self, dim):
         self.router = nn.Linear(dim, 40)
@@ -147,7 +164,7 @@ class HalfOfExperts(MLP):
 
 
 class UnitsBesideChoices(GPT):
-    """Ten hidden units are multiplied by 0, and tokens choose elsewhere."""
+    """Ten hidden units are multiplied by 0; other lines sort scores."""
 
     mlp = BUILDS["units_cut_off"].keywords["mlp"]
 
@@ -158,7 +175,7 @@ class UnitsBesideChoices(GPT):
 
 
 class UnitsOfOneLength(GPT):
-    """Takes 32 tokens, no less; ten hidden units are multiplied by 0."""
+    """Ten hidden units are multiplied by 0; shorter texts are refused."""
 
     mlp = BUILDS["units_cut_off"].keywords["mlp"]
 
@@ -175,7 +192,7 @@ def within_limit(ids):
 
 
 class Stretches(NoPositions, Unlimited):
-    """Scales long texts down, by a length of its own."""
+    """If a text is longer than `trained_on`, its vectors are scaled down."""
 
     block_size, trained_on = None, 0
 
@@ -194,17 +211,17 @@ class Stretches(NoPositions, Unlimited):
 
 
 def scored(change):
-    """A model whose scores are changed."""
+    """Return a model that applies `change` to its scores."""
     return gpt(scores=lambda self, x: change(GPT.scores(self, x)))
 
 
 def within(change):
-    """A model in which what the blocks put out is changed."""
+    """Return a model that applies `change` to the output of its blocks."""
     return gpt(scores=lambda self, x: GPT.scores(self, change(x)))
 
 
 def answering(change):
-    """A model that answers with what is made of ids and their scores."""
+    """Return a model whose answer is a function of its ids and scores."""
 
     def forward(self, ids):
         return change(ids, GPT.forward(self, ids))
@@ -213,19 +230,33 @@ def answering(change):
 
 
 def at(i, x):
-    """1 at a position, 0 elsewhere."""
+    """Return a column that is 1 at one position and 0 elsewhere."""
     return (torch.arange(x.size(1)) == i).unsqueeze(1).to(x)
 
 
 def others_in_first(self, x):
-    """In train mode, row 0 of the blocks' output gets the mean of all rows."""
+    """In train mode, add the mean of all rows to the first row."""
     first = (torch.arange(len(x)) == 0).view(-1, 1, 1)
     return x + self.training * first * x.mean((0, 1))
 
 
 def losing(loss):
-    """A model that returns a loss made of its scores and targets."""
+    """Return a model whose loss is a function of scores and targets."""
     return gpt(TrainableGPT, loss=lambda self, *given: loss(*given))
+
+
+class RectifiedTwice(GPT):
+    """How many random numbers the first rrelu draws depends on its input."""
+
+    def embed(self, ids):
+        return F.rrelu(super().embed(ids), training=self.training)
+
+    def scores(self, x):
+        return super().scores(F.rrelu(x, training=self.training))
+
+
+def too_large(scores, targets):
+    raise OverflowError("no room")
 
 
 def detached(self, ids, targets=None):
@@ -264,7 +295,7 @@ class MixesRows(GPT):
 
 
 class SecondHead(TrainableGPT):
-    """A head for the token after the next is in the loss, not the scores."""
+    """The loss uses a second head, for the token after the next one."""
 
     def add_parts(self, dim):
         self.second = nn.Linear(VOCAB, VOCAB)
@@ -275,7 +306,7 @@ class SecondHead(TrainableGPT):
 
 
 class Refused(torch.autograd.Function):
-    """A function whose backward pass ends in an error."""
+    """A function whose backward pass raises."""
 
     @staticmethod
     def forward(ctx, x):
@@ -287,7 +318,7 @@ class Refused(torch.autograd.Function):
 
 
 class LossWithoutWayBack(SecondHead):
-    """A second head's loss that cannot be derived."""
+    """The loss uses a second head, but its backward pass raises."""
 
     def forward(self, tokens, targets=None):
         scores, loss = super().forward(tokens, targets)
@@ -295,7 +326,7 @@ class LossWithoutWayBack(SecondHead):
 
 
 class RoundedSums(NoPositions):
-    """A sum over the past is rounded at each token."""
+    """A running sum over the past is rounded at each token."""
 
     def body(self, x, mask):
         sums = [x[:, 0]]
@@ -305,28 +336,28 @@ class RoundedSums(NoPositions):
 
 
 def late(loss):
-    """A loss that is another one from 13 tokens on."""
+    """Return a loss that is wrong only for texts of 13 or more tokens."""
     return lambda x, ids: (loss if x.size(1) > 12 else mean)(x, ids)
 
 
 def near(by):
-    """Log-probabilities that are off by a number."""
+    """Return a model whose scores are log-probabilities plus a constant."""
     return scored(lambda x: x.log_softmax(-1) + by)
 
 
 def declared(by):
-    """The same of a model that says they are log-probabilities."""
+    """Return a model whose log_probs adds a constant."""
     return gpt(log_probs=lambda self, ids: self(ids).log_softmax(-1) + by)
 
 
 def folded(x):
-    """A gradient half as large again, and kinks that most steps cross."""
+    """Return x with small kinks and a wrong gradient."""
     x = x + (x * 3e4 % 1 - 0.5).abs() / 3e4
     return 1.5 * x - 0.5 * x.detach()
 
 
 def sized(function, block_size=BLOCK):
-    """No module: a function that declares its sizes."""
+    """Declare the sizes of a plain function, and return it."""
     function.vocab_size, function.block_size = VOCAB, block_size
     return function
 
@@ -337,12 +368,12 @@ def function():
 
 
 def builtin():
-    """A table as a function of PyTorch's own, which has no signature."""
+    """Return torch.embedding, which has no signature, with a fixed table."""
     return sized(partial(torch.embedding, torch.randn(VOCAB, VOCAB)))
 
 
 def fading(lost=None):
-    """A function with a memory of which a fifth is left a step later."""
+    """Return a function whose state decays to a fifth at each step."""
     table = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
 
     def fading(ids):
@@ -369,7 +400,7 @@ class FadesFast(Mixer):
 
 
 class Earlier(Attention):
-    """Weights of strictly earlier positions, in single precision."""
+    """Attention only to earlier positions, with a softmax in float32."""
 
     def weights(self, scores, mask):
         mask = mask.tril(-1)
@@ -386,7 +417,7 @@ class InPlace(Block):
 
 
 class Rounding(Block):
-    """All positions come in, and go out again but for rounding."""
+    """A block adds the sum of all positions, then subtracts it again."""
 
     def forward(self, x, mask):
         x = super().forward(x, mask)
@@ -407,7 +438,7 @@ class Optional(GPT):
 
 
 class Draws(GPT):
-    """In training, as many random numbers as the tokens say."""
+    """In train mode, the tokens decide how many random numbers are drawn."""
 
     def embed(self, ids):
         if self.training:
@@ -417,14 +448,14 @@ class Draws(GPT):
 
 
 class Faint(nn.LayerNorm):
-    """What comes in is below single precision in what goes out."""
+    """The norm's input affects its output by less than float32 resolves."""
 
     def forward(self, x):
         return self.weight + 1e-9 * super().forward(x)
 
 
 class TwoTables(GPT):
-    """Looks tokens up twice, in tables of 30 and of 20 rows."""
+    """Each token has a row in a table of 30 and in a table of 20 rows."""
 
     def add_parts(self, dim):
         self.wte, self.more = nn.Embedding(30, dim), nn.Embedding(20, dim)
@@ -434,7 +465,7 @@ class TwoTables(GPT):
 
 
 class Seldom(GPT):
-    """One call in five uses a parameter."""
+    """In train mode, only one call in five uses the parameter `gain`."""
 
     def add_parts(self, dim):
         self.gain = nn.Parameter(torch.ones(dim))
@@ -445,7 +476,7 @@ class Seldom(GPT):
 
 
 class RoundsABranch(Block):
-    """The gradient goes past what is rounded, and on beside it."""
+    """The mixer's input is rounded, and the gradient ignores this."""
 
     def forward(self, x, mask):
         return x + self.mixer(x + (x.round() - x).detach(), mask)
@@ -473,7 +504,7 @@ class WholeInTraining(GPT):
 
 
 class Small(GPT):
-    """Works with small weights alone."""
+    """The scores are spoilt if a weight is larger than 0.3."""
 
     def scores(self, x):
         scores = self.head(x)
@@ -489,7 +520,7 @@ class LosesInEval(TrainableGPT):
 
 
 class HeadOfZeros(losing(shifted)):
-    """Every loss of a fresh model is the same."""
+    """The head starts at 0, so the first loss does not depend on the text."""
 
     def add_parts(self, dim):
         for parameter in self.head.parameters():
@@ -540,7 +571,7 @@ class Asks(GPT):
 
 
 class LastOnly(GPT):
-    """Answers for the last position, unless told what comes next."""
+    """A call returns the last position only, unless it gets the next ids."""
 
     def forward(self, idx, next_ids=None):
         scores = super().forward(idx)
@@ -556,7 +587,7 @@ class OnceOnly(GPT):
 
 
 class PartLeaks(GPT):
-    """Its own call, in which a hook would see it, is not used."""
+    """The method log_probs leaks; it runs neither forward nor hooks."""
 
     def log_probs(self, ids):
         x = self.embed(ids)
@@ -565,7 +596,7 @@ class PartLeaks(GPT):
 
 
 def generates(answer):
-    """A model whose own generate repeats the first token."""
+    """Return a model whose own generate repeats the first token."""
 
     def generate(self, idx, max_new_tokens, use_cache=True):
         return answer(idx[:, :1].repeat(1, max_new_tokens), use_cache)
@@ -580,7 +611,7 @@ class LastAlone(CachedGPT):
 
 
 class HandedBack(GPT):
-    """A cache that no call reads."""
+    """A model that accepts a cache but never reads it."""
 
     def init_cache(self, rows):
         return [torch.zeros(rows, 2)]
@@ -590,7 +621,7 @@ class HandedBack(GPT):
 
 
 class GoesOn(CachedGPT, Unlimited):
-    """Declares two tokens fewer than it has positions."""
+    """The table has positions for two more tokens than the model declares."""
 
     def add_parts(self, dim):
         self.wpe = nn.Embedding(BLOCK + 2, dim)
@@ -652,7 +683,7 @@ PASSED = [
     (
         answering(lambda i, x: x.transpose(0, 1)),
         "shape",
-        r"^\(time, batch, vocab\), which holds in that reading; int32 ids",
+        r"^\(time, batch, vocab\), which holds in that reading; also int",
     ),
     (MixesRows, "causality", "; rows depend on .* check_batch_independence$"),
     (builtin, "shape", ""),
@@ -681,7 +712,7 @@ PASSED = [
             ),
         ),
         "gradient_flow",
-        "; the returned loss alone, and no score, .* for 1: gate.weight$",
+        "; only the returned loss, and no score, .* for 1: gate.weight$",
     ),
     (
         Stretches,
@@ -692,11 +723,11 @@ PASSED = [
     (
         gpt(KeepsAndLeaks, mixer=FusedAttention),
         "batch_independence",
-        "; tested: alone, reordered",  # a fused kernel draws no numbers
+        "; tested: alone, reordered",  # the fused kernel draws no numbers
     ),
     (scored(lambda x: x.float()), "dtype", "bfloat16 answers in float32"),
     (BUILDS["behind_padding"], "shape", "^7 sizes, the longest of 32; "),
-    (BUILDS["behind_padding"], "length_limit", "^declared are 34, taken 32: "),
+    (BUILDS["behind_padding"], "length_limit", "^34 tokens are declared, 32 "),
     (BUILDS["padded_tables"], "loss", "given over the 64 scores of a padded"),
     (BUILDS["balance_added"], "loss", "plus .*, which targets do not change"),
     (
@@ -719,7 +750,7 @@ PASSED = [
     ),
     (
         gpt(add_parts=lambda self, dim: self.wte.weight.data[9:].fill_(0.5)),
-        "vocabulary",  # ids added later start as one, and are trained apart
+        "vocabulary",  # ids from 9 on start with equal rows, as added ids do
         "^17 of 17 ids$",
     ),
     (BUILDS["one_score_at_zero"], "vocabulary", "of id 16 never moves"),
@@ -762,7 +793,7 @@ PASSED = [
     (
         Padded,
         "batch_independence",
-        r"behind masked padding .*: by \d.\d+: do positions count the padding",
+        r"after masked padding .*: by \d.\d+: do positions count the padding",
     ),
     (
         gpt(Padded, embed=positions_of_the_mask, forward=counted),
@@ -800,6 +831,13 @@ PASSED = [
     (LosesInEval, "loss", ""),
     (gpt(TrainableGPT, forward=detached), "loss", ""),
     (lambda: TrainableGPT().requires_grad_(False), "loss", ""),
+    (
+        losing(lambda scores, targets: mean(scores, targets).detach()),
+        "gradient_flow",
+        "^18 parameters",
+    ),
+    (RectifiedTwice, "causality", "no rule for rrelu_with_noise"),
+    (gpt(mlp=Sleeping), "gradient_flow", "^18 parameters$"),
 ]
 SKIPPED = [
     (fading, "gradients", "^a function has no weights$"),
@@ -809,7 +847,7 @@ SKIPPED = [
     (
         gpt(CachedGPT, embed=lambda self, i: F.dropout(GPT.embed(self, i))),
         "cache",
-        "others at each size: see check_determinism",
+        "and differ by size: see check_determinism",
     ),
     (builtin, "signal", "no part and no attention can be seen"),
     (within(lambda x: x + (x * 0).sqrt()), "causal_gradients", "see check_fi"),
@@ -830,6 +868,11 @@ SKIPPED = [
     (RoundedSums, "order_sensitivity", "as rounding inside the model may"),
     (trained(), "initial_loss", "the model may be trained"),
     (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
+    (
+        gpt(RoundedSums, scores=lambda self, x: GPT.scores(self, x) / 100),
+        "order_sensitivity",
+        "as rounding inside the model may",
+    ),
 ]
 FAILED = [
     (HandedBack, "cache", "init_cache and decode.*, position 1 of 7"),
@@ -856,7 +899,7 @@ FAILED = [
         "causality",
         r"^position 0 sees token 1: .*\(blocks\.0\.mixer\)",
     ),
-    (  # of what its last part reads only the half differs
+    (  # only the first head has a mask
         BUILDS["mask_of_first_head"],
         "causality",
         r"^position 0 sees token 1: .*\(blocks\.0\.mixer\)",
@@ -873,7 +916,7 @@ FAILED = [
     ),
     (KeepsAndLeaks, "determinism", ""),
     (KeepsAndLeaks, "causality", r"\(moved\), .* start each call from the st"),
-    (EachThirdCall, "determinism", r"of the next one \(calls\), which is"),
+    (EachThirdCall, "determinism", r"of the next one \(calls\), which ch"),
     (
         gpt(BUILDS["positions_in_place"], mixer=NO_MASK, block=InPlace),
         "causality",
@@ -892,7 +935,8 @@ FAILED = [
         "causality",
         "position 0 sees token 1",
     ),
-    # the first number that a later token is in, though it goes out again
+    # the message names the first line that depends on a later token, even if
+    # its value cancels out
     (LeaksLater, "causality", r"first seen at \S+ `x \+ total` \(blocks\.0\)"),
     (answering(lambda i, x: "text"), "shape", "a str without tensors"),
     (answering(lambda i, x: [[[[x]]]]), "shape", "without tensors"),
@@ -975,7 +1019,7 @@ FAILED = [
     (
         scored(lambda x: x * (torch.arange(VOCAB) > 5)),
         "vocabulary",
-        r"^the scores of ids 0, 1, 2, 3 \(of 6\) are the same whatever",
+        r"^the scores of ids 0, 1, 2, 3 \(of 6\) are the same for all",
     ),
     (
         generates(lambda new, cached: new[:, : 8 - cached]),
@@ -1047,7 +1091,7 @@ FAILED = [
     (
         losing(lambda x, i: mean(x, i) + 0.1 * mean(x / 2, i)),
         "loss",
-        "gives it, nor a term beside the mean that targets do not change$",
+        "gives it, nor a term added to the mean that targets do not chan",
     ),
     (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
     *(
@@ -1085,13 +1129,36 @@ FAILED = [
         r"^the scores with targets are [\d.]+ from those without$",
     ),
     (losing(late(shifted)), "loss", "and for 1 x 13 of them shifted by one"),
+    (
+        losing(too_large),
+        "loss",
+        r"OverflowError: no room .* in eval mode, with targets$",
+    ),
+    (
+        gpt(OneOfFive, count=4),
+        "gradient_flow",
+        "^3 of 4 rows of tables never move a score$",
+    ),
 ]
+
+
+PROVING = ("causality", "batch_independence")  # these take seconds to pass
+
+
+def is_quick(status, build, check, words):
+    """Return whether a row runs on each push.
+
+    A model of the zoo that must fail is left out, because other tests run it.
+    """
+    if status == "failed":
+        return build not in ZOO
+    return check not in PROVING
 
 
 @pytest.mark.parametrize(
     ("status", "build", "check", "words"),
-    one_in(
-        3,
+    slow_unless(
+        is_quick,
         [
             pytest.param(status, *row, id=f"{status}-{row[1]}-{row[2]}-{i}")
             for status, rows in (
@@ -1103,8 +1170,9 @@ FAILED = [
         ],
     ),
 )
-def test_what_a_check_says(status, build, check, words):
-    size = 16 if check == "causality" else 300  # as few lengths as tell it
+def test_a_check_states_its_finding(status, build, check, words):
+    # a small block size for causality, for which few lengths are enough
+    size = 16 if check == "causality" else 300
     report = check_model(build, checks=[check], block_size=size)
     result = report.results[0]
     assert result.status == status, str(report)
@@ -1116,54 +1184,19 @@ class Whole(CachedGPT, TrainableGPT):
     """A sound model with a loss and a cache."""
 
 
-PROVED = (
-    "no operation lets a later token reach an earlier score, whatever the "
-    "weights and tokens; at some of them also with two rows, with targets, "
-    "with gradients recorded, in train mode without gradients, in inference "
-    "mode, under autocast, with frozen weights, "
-    "in a call of more than 4,096 tokens, in bfloat16, in float16, in float64"
-)
-FOUND = f"""\
-7 sizes, the longest of 32; int32 ids, too
-lengths 1 to 32, eval and train mode
-34 calls, with other inputs between them
-proved at lengths 1 to 32, in eval and train mode: \
-{PROVED}; tested: in float64, in train mode in float64, in float64 with \
-weights scaled up to activations of 300: all splits at 3, 16, 24 of 31 at 32
-lengths 2 to 32, eval and train mode
-proved at lengths 1, 7 and 32, in eval and train mode and three rows: no \
-operation lets one row reach another, whatever the weights and tokens; \
-tested: alone, reordered, repeated, among others
-prefixes of lengths 2 to 32
-the call takes nothing that says where documents are: name it with \
-documents=..., in the shell --documents
-the last scores move by 0.036
-every token tried, at lengths to 32
-input, weights, buffers, modes, random states, settings
-logits, which need not be normalised
-loss 3.003, ln(17) = 2.833
-every part moves; 2 parts choose positions
-mean cross-entropy of targets as given, -100 left out
-30 parameters
-eval and train mode, along random directions
-30 tensors, loaded before and after an evaluation
-float64, bfloat16, float16, another device
-33 tokens: ValueError: 33 tokens are more than the 32 allowed
-17 of 17 ids
-decoding: init_cache and decode: lengths to 32, one by one, whole and in pieces
-"""
+GOLDEN = Path(__file__).with_name("report_of_a_sound_model.txt")
 
 
 @pytest.mark.slow
-def test_what_all_checks_say_of_a_sound_model(monkeypatch):
+def test_the_report_of_a_sound_model_is_as_written(monkeypatch):
     monkeypatch.setattr(GPT, "layers", 2)
     report = check_model(Whole, budget=math.inf)
     found = [result.message for result in report.results]
-    assert found == FOUND.splitlines()
+    assert found == GOLDEN.read_text("utf-8").splitlines()
 
 
 class Scales(GPT):
-    """Knows a token of the text for the next; what it can learn is a size."""
+    """A model that favours one token, and learns only the scores' size."""
 
     def add_parts(self, dim):
         self.size = nn.Parameter(torch.zeros(()))
@@ -1182,7 +1215,9 @@ class Scales(GPT):
         (5, 2, "^needs sequences of 6 tokens$"),
     ],
 )
-def test_what_a_hundred_steps_teach(size, back, words, monkeypatch):
+def test_the_entropy_check_states_what_it_trained(
+    size, back, words, monkeypatch
+):
     monkeypatch.setattr("gpt_duet.invariants.checks.entropy_bound.STEPS", 100)
     build = partial(gpt(Scales, back=back), block_size=size)
     report = check_model(build, checks=["entropy_bound"])
@@ -1190,14 +1225,14 @@ def test_what_a_hundred_steps_teach(size, back, words, monkeypatch):
 
 
 class HiddenRows(Padded):
-    """A row that hides all keys of a position divides 0 by 0."""
+    """If a mask hides all keys of a position, its scores are NaN."""
 
     def padded(self, mask, shown):
         own = torch.eye(mask.size(-1)).bool()
         return mask & (shown & ~own | shown.all(-1, keepdim=True))
 
 
-def test_scores_that_are_nan_name_the_way_and_the_line():
+def test_nan_scores_name_the_mode_and_the_line():
     report = check_model(HiddenRows, checks=["causality"], block_size=8)
     said = report.results[0].message
     assert report.failed == ["check_causality"], said
@@ -1210,7 +1245,7 @@ def test_scores_that_are_nan_name_the_way_and_the_line():
 
 
 class Moves(GPT):
-    """A buffer that each call moves, in eval mode as well."""
+    """Each call changes a buffer, in eval mode as well."""
 
     def add_parts(self, dim):
         self.register_buffer("mean", torch.zeros(dim))

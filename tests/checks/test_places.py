@@ -1,4 +1,4 @@
-"""A failure carries the lines that it is about, as facts."""
+"""The source lines in the message of a failure are also in its data."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ from gpt_duet.targets import load_target
 
 
 class Wrong(nn.Module):
-    """A model with one fault, chosen by its name."""
+    """A model with one fault, which its argument names."""
 
     vocab_size, block_size = 17, 16
 
@@ -58,14 +58,14 @@ def line_of(text):
         ("gradients", "detaches", "x = x + x.detach()"),
     ],
 )
-def test_a_failure_has_its_line_as_a_fact(check, fault, code):
+def test_a_failure_has_its_line_as_data(check, fault, code):
     report = check_model(lambda: Wrong(fault), checks=[check])
     (result,) = report.results
     assert result.status == "failed", result.message
     at = result.places[0]
     assert at["file"].endswith("test_places.py")
     assert at["line"] == line_of(code)
-    # however the message is worded
+    # the facts for JSON do not depend on the message's wording
     model = report.to_dict() | {"model": "x"}
     model["results"][0]["message"] = "other words, elsewhere.py:3"
     (fault,) = faults([model])
@@ -73,7 +73,7 @@ def test_a_failure_has_its_line_as_a_fact(check, fault, code):
     assert fault.file.endswith("tests/checks/test_places.py")
 
 
-def test_what_passes_is_about_no_line():
+def test_a_passed_check_has_no_line():
     report = check_model(GPT, checks=["shape", "finite"])
     assert [result.places for result in report.results] == [[], []]
 
@@ -90,7 +90,7 @@ def _raise(tell):
     raise MistakeAt("words", [{"file": "a.py", "line": 3}])
 
 
-@pytest.mark.slow  # a process that imports torch
+@pytest.mark.slow  # it starts a process that imports torch
 def test_places_come_back_from_another_process():
     with pytest.raises(ValueError, match=r"^words$") as caught:
         run_alone(_raise, lambda told: None, "it", "gpt_duet.console")
@@ -128,7 +128,7 @@ def turned(x):
 """
 
 
-def test_the_line_is_the_users_own_where_a_helper_carries_it_out():
+def test_the_line_is_the_users_even_in_a_helper():
     helper = {}
     file = "/env/site-packages/einops/_backends.py"
     exec(compile(HELPER, file, "exec"), helper)

@@ -1,4 +1,4 @@
-"""A declaration of who may see whom is proved and tested, both ways."""
+"""Declared visibilities are proved and tested, pair by pair."""
 
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from small_gpt import GPT
 from visible_models import (
     BLOCK,
     IMAGE,
+    PARENTS,
     VISIBLE,
     VOCAB,
     Seeing,
@@ -22,12 +23,13 @@ from visible_models import (
     sound,
 )
 
-from gpt_duet import check_model, prove_causality
+from gpt_duet import check_model, prove_causality, save_map
 from gpt_duet.proof.chains import chains_of
-from gpt_duet.tracing.pictures import text_map
+from gpt_duet.tracing.pictures import LEAK, NEVER_USED, colours, text_map
 from gpt_duet.visibility import (
     blocks,
     causal,
+    chunked,
     declared_by,
     documents,
     prefix,
@@ -39,17 +41,18 @@ from gpt_duet.visibility import (
 
 
 def checked(model, sees, *names):
-    """Return the failures of some checks of a model, by name."""
+    """Return the messages of the checks that a model fails, by check."""
     report = check_model(model, checks=list(names), sees=sees)
     return {r.name: r.message for r in report.results if r.status == "failed"}
 
 
-# Many of their rows are unlike: each needs a run.
+# These are slow, because many positions see different sets of tokens, and each
+# set needs a run.
 MANY_RUNS = ("stride", "stride of two layers", "tree")
 
 
 def slow_where(names):
-    """Return each declaration, those of some names marked as slow."""
+    """Return all names in VISIBLE as parameters; mark `names` as slow."""
     slow = pytest.mark.slow
     return [pytest.param(n, marks=slow) if n in names else n for n in VISIBLE]
 
@@ -99,7 +102,7 @@ def test_a_sound_model_of_a_declaration_passes_all_checks(name):
 
 
 def test_a_declaration_may_depend_on_the_tokens():
-    """Then it is tested: a mask that reads tokens is not proved for all."""
+    """A declaration that reads the tokens is tested, but not proved."""
     assert not checked(images_by_tokens(), by_images, "causality")
     assert checked(images_by_tokens(), causal, "causality")
     failed = checked(images_by_tokens(wrong=True), by_images, "causality")
@@ -107,7 +110,7 @@ def test_a_declaration_may_depend_on_the_tokens():
 
 
 def forbidden_pairs():
-    """Return pairs at even and odd positions, before and after them."""
+    """Return forbidden pairs (query, key), each with its declaration."""
     each = {"window": [(5, 10), (10, 2), (7, 10)], "tree": [(7, 11), (6, 5)]}
     return [(name, pair) for name, some in each.items() for pair in some]
 
@@ -120,7 +123,7 @@ def test_any_pair_that_leaks_fails(name, pair):
 
 
 class Long(Seeing):
-    """A text in which not each position is asked."""
+    """A model with texts so long that the check tries only some positions."""
 
     block_size = 96
 
@@ -129,7 +132,7 @@ class Long(Seeing):
         self.positions = torch.nn.Embedding(self.block_size, 16)
 
 
-def test_the_pair_of_the_proof_is_asked_in_a_long_text():
+def test_the_pair_of_the_proof_is_tried_in_a_long_text():
     def relation(ids):
         found = relation_of(window(4), ids.size(1))
         if len(found) == Long.block_size:
@@ -144,7 +147,7 @@ def everything(q, kv):
     return q == q
 
 
-def test_an_encoder_passes_where_all_may_see_all():
+def test_an_encoder_passes_if_all_pairs_are_allowed():
     names = ("causality", "causal_gradients", "context_use", "cache")
     names += ("prefix_consistency", "order_sensitivity")
     assert not checked(of(everything), everything, *names)
@@ -153,7 +156,7 @@ def test_an_encoder_passes_where_all_may_see_all():
 
 
 class Telling(Seeing):
-    """Adds a number of some targets to the scores of their positions."""
+    """A model that adds the first targets to the scores of their positions."""
 
     def __init__(self, sees, count):
         super().__init__(lambda ids: relation_of(sees, ids.size(1)))
@@ -181,7 +184,7 @@ def test_targets_of_tokens_that_are_seen_early_are_secret(sees):
 
 
 def by_closure(image, *, more=()):
-    """Return by_images for an id that no code names."""
+    """Return a function like by_images; its closure holds the image id."""
 
     def sees(tokens):
         is_image = (tokens == image).roll(0)
@@ -194,7 +197,7 @@ def by_closure(image, *, more=()):
 
 
 class ByImages:
-    """A declaration that is an object."""
+    """A declaration that is a callable object."""
 
     def __init__(self):
         self.image = IMAGE
@@ -210,8 +213,12 @@ def with_image(image, tokens):
 @pytest.mark.parametrize(
     "sees", [by_closure(IMAGE), ByImages(), partial(with_image, IMAGE)]
 )
-def test_ids_that_a_declaration_holds_are_in_the_texts(sees):
+def test_ids_in_a_declaration_are_found(sees):
     assert IMAGE in declared_by(sees, 12).ids(VOCAB)
+
+
+def test_ids_in_a_declaration_occur_in_the_texts():
+    sees = ByImages()
     assert not checked(images_by_tokens(), sees, "causality")
     assert checked(images_by_tokens(wrong=True), sees, "causality")
 
@@ -220,14 +227,14 @@ PAIRS = {(q, k) for q in range(64) for k in range(q + 1)} | {(0, 3)}
 SINK = {40}
 
 
-def test_a_predicate_that_asks_a_set_is_read_as_one_of_numbers():
+def test_a_predicate_with_a_set_is_read_by_numbers():
     found = relation_of(lambda q, kv: (q, kv) in PAIRS, 5)
     assert found[0].tolist() == [True, False, False, True, False]
     found = relation_of(lambda q, kv: kv in SINK or kv <= q, 64)
     assert found[:, 40].all()
 
 
-def test_a_declaration_is_looked_at_up_to_the_longest_text():
+def test_a_declaration_is_read_up_to_the_longest_text():
     late = blocks([(1500, 1600)])
     for sees in (late, window(1500)):
         assert declared_by(sees, 2048) is not None
@@ -239,7 +246,7 @@ def test_a_declaration_is_looked_at_up_to_the_longest_text():
 DOCUMENT = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]])
 
 
-def test_what_differs_by_row_or_head_is_not_a_declaration():
+def test_a_declaration_is_equal_for_rows_and_heads():
     def by_row(b, h, q, kv):
         return (DOCUMENT[b, q] == DOCUMENT[b, kv]) & (kv <= q)
 
@@ -255,7 +262,7 @@ def test_what_differs_by_row_or_head_is_not_a_declaration():
 
 
 class Heads(GPT):
-    """Also guesses the token after the next one; its first head leaks."""
+    """A model with two outputs; the first one leaks."""
 
     def forward(self, ids, attention_mask=None):
         scores = super().forward(ids)
@@ -264,6 +271,7 @@ class Heads(GPT):
         return {"heads": [scores + leak, scores * 2]}
 
 
+@pytest.mark.usefixtures("one_layer")
 def test_one_of_several_outputs_is_judged():
     for output, ok in (
         ("heads.0", False),
@@ -271,7 +279,7 @@ def test_one_of_several_outputs_is_judged():
         (lambda answer: answer["heads"][1], True),
     ):
         report = check_model(
-            Heads, output=output, checks=["causality"], block_size=8
+            Heads, output=output, checks=["causality"], block_size=4
         )
         assert report.ok == ok, str(report)
     with pytest.raises(ValueError, match=r"no heads\.2: it is a dict"):
@@ -305,21 +313,48 @@ def test_causal_is_the_usual_declaration():
     assert declared_by(window(100), 64) is None
 
 
+@pytest.mark.parametrize(
+    "sees",
+    [
+        causal,
+        prefix(3),
+        window(4),
+        window(4, layers=2),
+        chunked(4),
+        blocks([(1, 4), (6, 9)]),
+        documents([3, 4, 2]),
+    ],
+    ids=lambda sees: sees.name,
+)
+def test_a_formula_is_a_mask_mod_of_flex_attention(sees):
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    mask = flex.create_mask(sees.mask_mod, 1, 1, 12, 12, device="cpu")
+    assert mask[0, 0].equal(sees.relation_of(12))
+    blocked = flex.create_block_mask(sees.mask_mod, 1, 1, 9, 9, device="cpu")
+    assert relation_of(blocked.mask_mod, 9).equal(sees.relation_of(9))
+
+
+@pytest.mark.parametrize("sees", [tree([-1, 0]), through(causal, 2)])
+def test_a_table_says_how_it_becomes_a_mask_mod(sees):
+    with pytest.raises(ValueError, match=r"is a table: use table = "):
+        _ = sees.mask_mod
+
+
 def raising(q, kv):
     raise KeyError("q")
 
 
-@pytest.mark.unhooked  # it passes what is of no type that is declared
-def test_what_is_no_predicate_is_one_line():
+@pytest.mark.unhooked  # --check-shapes would refuse the wrong values
+def test_a_mistake_in_a_predicate_is_one_line():
     for sees, words in (
         (raising, r"raising\(0, 0\) raises KeyError"),
-        (lambda q, kv: torch.ones(3, 3) > 0, "a predicate returns a boolean"),
+        (lambda q, kv: torch.ones(3, 3) > 0, "must return a boolean"),
         (lambda q, kv: None, "returns None"),
         (torch.ge, "the arguments of ge are not known"),
         (lambda tokens: torch.ones(2, 2), r"predicate \(q, kv\), got Tensor"),
         (lambda q, kv, more: True, "takes 3 arguments"),
         (lambda q, kv: q - kv, "returns torch.int64"),
-        ("window", "sees is a predicate"),
+        ("window", "sees must be a predicate"),
     ):
         with pytest.raises(ValueError, match=words) as error:
             check_model(GPT, sees=sees)
@@ -335,7 +370,7 @@ def test_what_is_no_predicate_is_one_line():
 
 
 def reached(sees, layers, time):
-    """Return what a stack of layers sees, path by path."""
+    """Return which positions each position can see after some layers."""
     one = relation_of(sees, time).tolist()
     found = torch.zeros(time, time, dtype=torch.bool)
     for start in range(time):
@@ -347,7 +382,7 @@ def reached(sees, layers, time):
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
-def test_a_stack_sees_what_its_paths_lead_to(time, layers, size):
+def test_a_stack_sees_the_ends_of_its_paths(time, layers, size):
     for sees in (window(size), prefix(size), tree([0, 0, 1, 1, 2, 3, 3])):
         found = relation_of(through(sees, layers), time)
         assert found.equal(reached(sees, layers, time))
@@ -364,7 +399,7 @@ def test_a_stack_sees_what_its_paths_lead_to(time, layers, size):
         )
     )
 )
-def test_chains_forbid_what_a_relation_forbids_and_nothing_else(rows):
+def test_chains_forbid_exactly_what_a_relation_forbids(rows):
     forbidden = torch.tensor(rows)
     found = torch.zeros_like(forbidden)
     for codes, bounds in chains_of(forbidden):
@@ -380,3 +415,40 @@ def test_a_map_marks_forbidden_and_unused_cells():
     ]
     sees = torch.tensor([[True, True], [True, True]])
     assert text_map(matrix, sees).splitlines()[2] == "1 o \u2588"
+
+
+@pytest.mark.parametrize("time", [1, 9, 10, 11, 12])
+def test_the_cells_of_a_map_stand_below_each_other(time):
+    """Each row is indented by the width of the longest number."""
+    rows = text_map(torch.eye(time)).splitlines()[1:]
+    assert {len(row) for row in rows} == {len(str(time - 1)) + 2 * time}
+
+
+def test_a_saved_map_colours_forbidden_and_unused_cells(tmp_path):
+    sees = tree([-1, 0, 0])
+    matrix = torch.eye(3) + torch.tensor([[0, 0, 0], [0, 0, 0], [0, 1.0, 0]])
+    image = colours(matrix, sees.relation_of(3))
+    assert image[1, 0].tolist() == image[2, 0].tolist()
+    assert image[1, 0].tolist() == pytest.approx(NEVER_USED)
+    assert image[2, 1].tolist() == pytest.approx(LEAK)
+    save_map(matrix, tmp_path / "map.html", sees=sees)
+    page = (tmp_path / "map.html").read_text()
+    assert "tokens that are seen: 1 (the largest is 1)" in page
+    assert "may be seen and are not: 2." in page
+    assert "leak: a forbidden token is seen" in page
+    with pytest.raises(ValueError, match="depends on the tokens"):
+        save_map(matrix, tmp_path / "map.html", sees=by_images)
+
+
+def test_the_command_draws_the_map_of_a_declaration(
+    tmp_path, monkeypatch, duet
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "zoo"))
+    Path("mine.py").write_text(
+        "from visible_models import leaking\nbad = leaking('tree')\n"
+    )
+    words = "--only", "normalised", "--map", "map.html", "--sees"
+    status, out, err = duet("check", "mine.py:bad", *words, f"tree({PARENTS})")
+    assert status == 0, out + err
+    assert "forbidden tokens that are seen: 1" in Path("map.html").read_text()

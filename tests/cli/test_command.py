@@ -1,4 +1,4 @@
-"""gpt-duet itself: its commands, their help, and how soon it answers."""
+"""The command gpt-duet: its subcommands, their help, and its response time."""
 
 import inspect
 import re
@@ -32,7 +32,7 @@ for words in sys.argv[1:]:
 
 
 def test_the_package_runs_as_a_command(tmp_path):
-    """In an install, and in the checkout's own folder."""
+    """The package runs after an install, and in the folder of a checkout."""
     for folder in (tmp_path, ROOT):
         run = [sys.executable, "-m", "gpt_duet", "--version"]
         done = subprocess.run(
@@ -68,7 +68,7 @@ def test_help_and_mistakes_do_not_wait_for_torch():
     assert {words: int(status) for status, words in told} == CALLS
 
 
-def test_what_the_options_repeat():
+def test_options_have_the_defaults_of_the_code():
     [peers] = (
         inspect.signature(bench).parameters["peers"].annotation.__metadata__
     )
@@ -83,7 +83,7 @@ def test_descriptions_are_wide_enough_in_80_columns(done, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     shown = done(name, "--help")[0]
     assert "Options:\n" in shown
-    # what follows an option, or its second line, begins in one column
+    # the text next to an option starts in one column on all lines
     starts = {
         len(line) - len(line.lstrip())
         for line in shown.partition("Options:\n")[2].splitlines()
@@ -104,7 +104,7 @@ STOPPED = {
 
 @pytest.mark.unhooked
 @pytest.mark.parametrize("words", STOPPED)
-def test_ctrl_c_is_answered_in_one_word(words, duet, tmp_path, monkeypatch):
+def test_ctrl_c_prints_one_word(words, duet, tmp_path, monkeypatch):
     def interrupt(*_arguments, **_named):
         raise KeyboardInterrupt
 
@@ -123,7 +123,7 @@ def test_ctrl_c_is_answered_in_one_word(words, duet, tmp_path, monkeypatch):
         "ladder --steps 1 --eval-batches 1 --out {folder}/ladder.png",
     ],
 )
-def test_threads_are_as_asked(words, duet, tmp_path, monkeypatch):
+def test_the_number_of_threads_can_be_set(words, duet, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     text = tmp_path / "text.txt"

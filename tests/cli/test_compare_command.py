@@ -1,4 +1,4 @@
-"""gpt-duet compare as a user runs it, and the mistakes a user makes."""
+"""gpt-duet compare runs as a user runs it, with a user's mistakes."""
 
 import json
 import re
@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from gpt_duet.comparison import styles
 from gpt_duet.files import write_json
 
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=8")
@@ -17,13 +18,13 @@ def compare(done, monkeypatch):
     return partial(done, "compare", *SMALL)
 
 
-def test_the_default_needs_nothing(done):
+def test_compare_needs_no_arguments(done):
     out, err = done("compare")
     assert err == ""
     assert "one function: largest difference" in out
 
 
-def test_everything_is_printed(compare):
+def test_compare_prints_everything(compare):
     out, err = compare(
         "--text=A long time ago", "--block-size=8", "--tokenizer=bytes"
     )
@@ -37,11 +38,23 @@ def test_everything_is_printed(compare):
         "LayerNorm (eps outside the root) the log-probabilities of",
     ):  # fmt: skip
         assert words in out, words
+    assert re.search(r"after +[.]{3}g·t +[.]{3}g·t", out)
 
 
-def test_a_narrow_terminal_cuts_no_line(done, monkeypatch):
+@pytest.mark.parametrize(("count", "said"), [(1, "1 thread"), (2, "2 th")])
+def test_times_are_printed_in_milliseconds(compare, monkeypatch, count, said):
+    quartiles = [(0.0011, 0.0123, 0.02), (0.5, 1.0, 2.0)]
+    monkeypatch.setattr(styles, "forward_times", lambda *_: quartiles)
+    words = "--text=A long time ago", "--tokenizer=bytes"
+    out, _ = compare(*words, f"--threads={count}")
+    assert f"time, {said}" in out
+    assert re.search(r"forward pass, median +12.30 ms +1000.00 ms", out)
+    assert re.search(r"quartiles +1.10 to 20.00 ms +500.00 to 2000.00", out)
+
+
+def test_a_narrow_terminal_truncates_no_line(done, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    for force in ("", "1"):  # a file, then a terminal
+    for force in ("", "1"):  # output to a file, then to a terminal
         monkeypatch.setenv("FORCE_COLOR", force)
         out = re.sub(r"\x1b\[[0-9;]*m", "", done("compare", *SMALL)[0])
         lines = out.splitlines()
@@ -50,8 +63,9 @@ def test_a_narrow_terminal_cuts_no_line(done, monkeypatch):
         longest = [line for line in lines if len(line) > 60]
         if force:
             assert longest == []
-            assert lines[1].startswith("         ")  # of the first fact
-        else:  # what a program reads is one line
+            # the second line continues the fact
+            assert lines[1].startswith("         ")
+        else:  # a file gets whole lines
             assert {line.split()[0] for line in longest} >= {"text", "one"}
 
 
@@ -60,7 +74,7 @@ def test_pieces_that_cannot_be_printed_are_spelt_out(compare):
     assert "\x1b" not in out
     for piece in (r"\x1b", r"\n", r"\t", "c3", "a9"):
         assert piece in out.split()
-    assert "are used" not in out  # the text fits
+    assert "are used" not in out  # all of the text is used
     out, _ = compare("--text=[/bold]", "--tokenizer=char")
     assert "[" in out
 
@@ -77,7 +91,7 @@ def test_json_has_it_all_and_a_link_stays_a_link(compare, tmp_path):
     found = json.loads(target.read_text())
     assert found["one_function"] is True
     assert found["styles"] == ["annotated", "mingpt_style"]
-    assert found["text"]["tokens"] == [97, 98, 99]  # the first are kept
+    assert found["text"]["tokens"] == [97, 98, 99]  # the start of the text
     assert found["config"]["n_embd"] == 8
     assert found["dtype"] == "float64"
     assert found["differences"]["log_probs"] <= found["bound"] == 1e-12
@@ -86,7 +100,7 @@ def test_json_has_it_all_and_a_link_stays_a_link(compare, tmp_path):
     assert names == {"target.json", "link.json"}
 
 
-def test_what_is_no_number_is_null_in_json(tmp_path):
+def test_nan_is_null_in_json(tmp_path):
     write_json(tmp_path / "x.json", {"a": [float("nan"), 1.0], "b": (2,)})
     text = (tmp_path / "x.json").read_text()
     assert json.loads(text) == {"a": [None, 1.0], "b": [2]}
@@ -102,7 +116,7 @@ def test_tokens_of_gpt2(compare, r50k_base, sibling):
     ]
 
 
-def test_a_tied_head_and_what_a_preset_leaves_open(compare, done):
+def test_a_tied_head_and_sizes_that_a_preset_lacks(compare, done):
     out, _ = compare("--preset=gpt2", "--text=abc")
     assert re.search(r"head +[\d,]+ +tied to embedding", out)
     nano = ("--preset=gpt-nano", "--text=abc", "--n-layer=1")
@@ -128,14 +142,14 @@ def test_a_tied_head_and_what_a_preset_leaves_open(compare, done):
         (["--seed", "-1"], ["seed", "-1"]),
         (["--json", "no/such/folder.json"], ["no folder", "no/such"]),
         (["--json", "."], ["is a folder"]),
-        (["--html", "/dev/null"], ["/dev/null", "no ordinary file"]),
+        (["--html", "/dev/null"], ["/dev/null", "not an ordinary file"]),
         (["--html", "/proc/page.html"], ["cannot write /proc/page.html"]),
         (["--bench", "b.json"], ["--bench", "--html"]),
         (["--html", "x", "--json", "./x"], ["--json and --html", "one file"]),
         (["--file", "ok.txt", "--html", "ok.txt"], ["--file and --html"]),
         (["annotated", "mingpt_style", "shared"], ["two styles", "3"]),
         (["annotated", "nowhere"], ["no style 'nowhere'"]),
-        (["annotated", "gpt_duet.config"], ["is no style", "from_gpt2"]),
+        (["annotated", "gpt_duet.config"], ["is not a style", "from_gpt2"]),
     ],
 )
 def test_a_mistake_ends_in_one_line(
@@ -151,6 +165,6 @@ def test_a_mistake_ends_in_one_line(
     assert (tmp_path / "ok.txt").read_text() == "fine"
 
 
-def test_a_tokenizer_too_large_for_a_preset(refused, r50k_base):
+def test_a_tokenizer_too_large_for_a_preset_is_refused(refused, r50k_base):
     words = ("--preset=openai-gpt", "--tokenizer=davinci", "--text=abc")
     assert "50257 tokens, more than the 40478" in refused("compare", *words)

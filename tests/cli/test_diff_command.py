@@ -1,4 +1,5 @@
-"""gpt-duet diff: the source of two styles, at every width, paged or piped."""
+"""gpt-duet diff shows the source of two styles, at any width, paged
+or piped."""
 
 import inspect
 import re
@@ -27,7 +28,7 @@ def diff(done, monkeypatch):
 
 
 def squeezed(text):
-    """Without spaces and line numbers, so that a folded line is whole."""
+    """Return a text without spaces and line numbers, in a single line."""
     lines = (re.sub(r"^ *\d+ ", "", line) for line in text.splitlines())
     return re.sub(r"\s", "", "".join(lines))
 
@@ -48,20 +49,21 @@ def test_everything_is_shown_side_by_side(diff, concept):
 
 
 @pytest.mark.parametrize("width", [40, 119])
-def test_narrow_is_stacked_and_nothing_is_lost(diff, width):
+def test_a_narrow_diff_is_stacked_and_nothing_is_lost(diff, width):
     out, _ = diff("attention", "--width", width)
     assert max(map(len, out.splitlines())) <= width
     found = squeezed(out)
     left = found.index("classMultiHeadedAttention(nn.Module)")
     right = found.index("classCausalSelfAttention(nn.Module)")
-    assert "self.linears[-1](x)" in found[left:right]  # all of the left first
+    # the whole left side is printed before the right side
+    assert "self.linears[-1](x)" in found[left:right]
     for component in (annotated.attention, mingpt_style.CausalSelfAttention):
         for line in inspect.getsource(component).splitlines():
             assert re.sub(r"\s", "", line) in found, line
 
 
 @pytest.mark.parametrize("width", [120, 200])
-def test_wide_is_two_columns(diff, width):
+def test_a_wide_diff_has_two_columns(diff, width):
     out, _ = diff("attention", "--width", width)
     lines = out.splitlines()
     assert max(map(len, lines)) <= width
@@ -82,8 +84,8 @@ def test_a_part_of_a_concept_is_shown_by_its_name(diff):
     assert "class SublayerConnection" not in out
 
 
-def test_parts_stand_next_to_those_that_do_the_same():
-    """A cache stands next to a cache, and a function has no counterpart."""
+def test_parts_are_next_to_their_counterparts():
+    """The caches are a pair; the function `attention` has no counterpart."""
     pairs = {
         pair.left.name: pair.right.name if pair.right else None
         for pair in pair_sources(annotated, mingpt_style)["attention"]
@@ -104,7 +106,7 @@ def test_without_a_concept_all_are_shown(diff):
 
 
 @pytest.mark.parametrize(("height", "is_long"), [(300, False), (30, True)])
-def test_in_a_terminal_what_is_long_is_paged(monkeypatch, height, is_long):
+def test_long_output_is_paged_in_a_terminal(monkeypatch, height, is_long):
     paged = []
     show = "rich.pager.SystemPager.show"
     monkeypatch.setattr(show, lambda pager, content: paged.append(content))
@@ -120,11 +122,11 @@ def test_in_a_terminal_what_is_long_is_paged(monkeypatch, height, is_long):
     shown = paged[0] if is_long else console.file.getvalue()
     assert len(paged) == is_long
     assert "CausalSelfAttention" in shown
-    assert "\x1b[" in shown  # colours
+    assert "\x1b[" in shown  # colour codes of a terminal
 
 
 @pytest.mark.slow
-def test_a_reader_that_stops_early_is_no_accident():
+def test_a_pager_that_closes_early_is_no_error():
     program = (
         f"set -o pipefail; {sys.executable} -m gpt_duet.cli diff | head -1"
     )
@@ -140,21 +142,21 @@ def test_a_mistake_ends_in_one_line(refused):
     assert "width must be at least 40, got 39" in refused("diff", "--width=39")
 
 
-def test_a_third_style():
+def test_a_third_style_is_shown_next_to_another():
     before = torch.get_rng_state()
     sources = pair_sources(annotated, third_style)
     assert torch.equal(before, torch.get_rng_state())
     console = Console(file=StringIO(), width=200)
     show_sources(console, ("annotated", "third_style"), sources)
     out = console.file.getvalue()
-    # paired by what they are in the model, not by their place in a list
+    # parts are paired by their place in the model, not by their order
     for left, right in (
         ("class MultiHeadedAttention", "class Heads"),
         ("class DecoderLayer", "class Layer"),
     ):
         assert any(left in s and right in s for s in out.splitlines())
     assert "third_style.py:" in out
-    # a concept of its own is shown too
+    # concepts that only this style has are shown as well
     assert list(sources) == [*CONCEPTS, "weights"]
     assert "no counterpart" in out
 

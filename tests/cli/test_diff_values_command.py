@@ -1,4 +1,4 @@
-"""gpt-duet diff LEFT RIGHT: two models by value, from the command line."""
+"""gpt-duet diff LEFT RIGHT compares two models by value."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from safetensors.torch import load_file
 
-# the shape checks call each function anew: their frames and operations
-# would be recorded beside the model's
+# the shape checks wrap each call, so their frames and operations would be
+# recorded like those of the model
 pytestmark = pytest.mark.unhooked
 
 GPT = """
@@ -67,7 +67,7 @@ def diff(duet, tmp_path, monkeypatch):
     return partial(duet, "diff")
 
 
-def test_both_styles_from_the_small_model(diff):
+def test_diff_finds_both_styles_of_the_small_model_to_be_one_function(diff):
     status, out, err = diff("annotated", "mingpt_style", "--width", 130)
     assert status == 0, err
     assert err == ""
@@ -76,7 +76,7 @@ def test_both_styles_from_the_small_model(diff):
     assert "layers 1 to 3 run the same lines" in out
     assert "self.activation(self.w_1(x))" in out
     assert "masked scores, inside" in out
-    assert "\nlines of one side alone: 3; --all shows them\n" in out
+    assert "\nlines of only one side: 3; --all shows them\n" in out
     assert "on the way to" not in out
     assert "1\u00d724\u00d7128" in out
     assert out.splitlines()[-1].startswith("one function: ")
@@ -86,22 +86,24 @@ def test_both_styles_from_the_small_model(diff):
     assert "on the way to" in out
 
 
-def test_the_numbers_of_one_position(done):
+def test_diff_shows_the_numbers_of_one_position(done):
     words = ("annotated", "mingpt_style", "--width", 150, "--position", 3)
     lines = iter(done("diff", *words, "--layer", 0)[0].splitlines())
     below = next(lines for line in lines if "scores.softmax" in line)
     numbers = next(line for line in below if line[:1].isdigit()).split()
     assert sum(map(float, numbers[:4])) == pytest.approx(1, abs=1e-3)
-    assert "0" not in numbers[:4]  # position 3 looks at all of these
-    assert numbers[4:] == ["0", "0", "..."]  # of the later positions
+    # probabilities of positions 0 to 3, which position 3 sees
+    assert "0" not in numbers[:4]
+    # position 3 does not see later positions
+    assert numbers[4:] == ["0", "0", "..."]
 
 
-def test_two_files_that_part(diff, tmp_path):
+def test_diff_names_the_line_where_two_files_differ(diff, tmp_path):
     targets = ["theirs/model.py:GPT", "mine/model.py:GPT(act='relu')"]
     status, out, err = diff(*targets, "--tokens=1,2,3,4,5", "--json=x.json")
     assert (status, err) == (1, "")
     *_, sentence = out.splitlines()
-    assert sentence.startswith("they part at mine/model.py:")
+    assert sentence.startswith("they first differ at mine/model.py:")
     assert ", layer 1: its inputs are equal, no value " in sentence
     assert "nearest is theirs/model.py:" in sentence
     found = json.loads((tmp_path / "x.json").read_text())
@@ -113,7 +115,7 @@ def test_two_files_that_part(diff, tmp_path):
 
 @pytest.mark.usefixtures("diff")
 @pytest.mark.parametrize("width", [60, 119])
-def test_narrow_is_stacked(done, width):
+def test_a_narrow_diff_by_value_is_stacked(done, width):
     words = ("theirs/model.py:GPT", "mine/model.py:GPT", "--width", width)
     lines = done("diff", *words)[0].splitlines()
     assert max(map(len, lines[:-1])) <= width
@@ -121,7 +123,7 @@ def test_narrow_is_stacked(done, width):
     assert "self.wte(idx)" in lines[first + 1]
 
 
-def test_one_layer_alone(diff):
+def test_diff_shows_the_requested_layer(diff):
     words = ("theirs/model.py:GPT", "mine/model.py:GPT", "--layer")
     status, out, _ = diff(*words, 2)
     assert status == 0
@@ -145,10 +147,10 @@ def test_a_text_is_tokenized(done):
     [
         (["mine/model.py:GPT(vocab=31)"], "29 tokens, mine/model.py:GPT"),
         (["mine/model.py:GPT", "--tokens=" + "1," * 20 + "1"], "21 tokens"),
-        (["mine/model.py:GPT", "--tokens=1,x"], 'as "1,2,3"'),
+        (["mine/model.py:GPT", "--tokens=1,x"], 'like "1,2,3"'),
         (["mine/model.py:GPT", "--tokens=1,2", "--position=2"],
          "must be from 0 to 1, got 2"),
-        (["mine/model.py:GPT", "--tokens=1,77"], "token 77 is none"),
+        (["mine/model.py:GPT", "--tokens=1,77"], "token 77 is not in the"),
         (["mine/model.py:GPT", "--text=a", "--tokens=1"], "not both"),
         (["mine/model.py:GPT", "mine/model.py:GPT"], "two models, got 3"),
         (["mine/model.py:GPT", "--json=nowhere/x.json"], "no folder nowhere"),
@@ -160,7 +162,8 @@ def test_a_text_is_tokenized(done):
         (["annotated"], "the sizes of annotated are defaults (vocab_size 65,"),
         (["annotated", "--vocab-size=29"],
          "defaults (vocab_size 29, block_size 64, n_layer 2, n_head 4, n_embd "
-         "32): --vocab-size sets its vocabulary, an expression all sizes, as "
+         "32): set its vocabulary with --vocab-size, or all sizes with an "
+         "expression, as "
          '"gpt_duet.annotated.model:build_model(GPTConfig(...))"'),
     ],
     ids=str,
@@ -176,8 +179,8 @@ def test_a_mistake_ends_in_one_line(diff, words, message):
 @pytest.mark.parametrize(
     "option", ["--tokens=1", "--layer=1", "--all", "--json=x"]
 )
-def test_a_concept_takes_no_tokens(refused, option):
-    assert "goes with two models" in refused("diff", "attention", option)
+def test_a_concept_with_tokens_is_refused(refused, option):
+    assert "requires two models" in refused("diff", "attention", option)
 
 
 def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
@@ -191,38 +194,38 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
     relu = "mine/model.py:GPT(act='relu')"
     status, out, err = diff(relu, file, "--json=x.json")
     assert (status, err) == (1, "")
-    assert re.search(r"they part at \d+ layer 1 model.py:33 gelu", out)
+    assert re.search(r"they first differ at \d+ layer 1 model.py:33 gelu", out)
     found = json.loads((tmp_path / "x.json").read_text())
     assert found["parted"]["left"]["op"] == "relu"
     duet("record", relu, "--out", "relu.safetensors")
     status, out, err = diff(file, "relu.safetensors")
     assert (status, err) == (1, "")
-    assert re.search(r"they part at \d+ layer 1 model.py:33 relu", out)
+    assert re.search(r"they first differ at \d+ layer 1 model.py:33 relu", out)
     duet("record", relu, "--out", "five.safetensors", "--statistics")
     status, out, err = diff(target, "five.safetensors")
     assert (status, err) == (1, "")
-    assert re.search(r"they part at \d+ layer 1 model.py:33 relu", out)
-    assert "deviation, least, most and norm alone" in out
+    assert re.search(r"they first differ at \d+ layer 1 model.py:33 relu", out)
+    assert "only by mean, deviation, least, most and norm" in out
     for words in ((), ("relu.safetensors",)):
         _, _, err = diff(target, *(words or (target,)), "--ignore", "preatt")
-        assert "no array 'preatt'" in err.splitlines()[-1]
+        assert "has an array 'preatt'" in err.splitlines()[-1]
     words = target, file, "--table", "table.json", "--scores"
     names = load_file(tmp_path / file)
     scores = next(name for name in names if name.endswith("22 head"))
     for table, status, said in (
-        ("[]", 2, "alone"),
+        ("[]", 2, "must hold only"),
         ('{"layers.{i}": "head"}', 2, "no value of the right is named 'head'"),
         ('{"layers.{i}.up": "layer {i} model.py:33 up"}', 0, "one function"),
-        ('{"layers.1.up": "layer 0 model.py:33 up"}', 1, "they part at"),
+        ('{"layers.1.up": "layer 0 model.py:33 up"}', 1, "they first differ"),
     ):
         (tmp_path / "table.json").write_text(table)
         assert diff(*words, scores)[0] == status, table
         assert said in " ".join(diff(*words, scores)[1:]), table
-    assert "no array 'logits'" in diff(*words, "logits")[2]
+    assert "has an array 'logits'" in diff(*words, "logits")[2]
     assert diff(target, "no.npz")[2] == "gpt-duet: there is no file no.npz\n"
 
 
-def test_decoding_with_a_cache(diff, tmp_path):
+def test_diff_compares_decoding_with_a_cache(diff, tmp_path):
     (tmp_path / "kept.py").write_text(
         "from gpt_duet.mingpt_style import GPT\n"
         "from gpt_duet.config import GPTConfig\n"
@@ -246,7 +249,8 @@ def test_decoding_with_a_cache(diff, tmp_path):
     words = ("--cache", "kept.py:build", "--tokens=1,2,7,4", "--json=x.json")
     status, out, err = diff(*words)
     assert (status, err) == (1, "")
-    assert "parts from the full pass at position 2" in out.splitlines()[-1]
+    said = "first differs from the full pass at position 2"
+    assert said in out.splitlines()[-1]
     found = json.loads((tmp_path / "x.json").read_text())
     assert found["position"] == 2
     assert found["tokens"] == [1, 2, 7, 4]
@@ -254,7 +258,7 @@ def test_decoding_with_a_cache(diff, tmp_path):
         (["kept.py:bare"], "no cache was found"),
         (["mingpt_style", "annotated"], "makes a cache, as my_pkg:make_cach"),
         (["m:cache", "annotated", "annotated"], "takes one model, got 2"),
-        (["mingpt_style", "--html=x.html"], "--html goes with two models"),
+        (["mingpt_style", "--html=x.html"], "--html requires two models"),
         (["kept.py:build", "--tokens=1"], "at least 2 tokens, got 1"),
     ):
         status, _, err = diff("--cache", *given)
@@ -292,7 +296,7 @@ def make(batch):
 
 
 def test_a_cache_is_named_in_one_way_in_each_command(diff, duet, tmp_path):
-    """Also a class that the model's file imports is found."""
+    """The check also finds a class that the model's file imports."""
     (tmp_path / "kv.py").write_text(KV)
     (tmp_path / "sums.py").write_text(SUMS)
     _, out, _ = duet("check", "sums.py:Sums", "--only", "cache")
@@ -304,7 +308,7 @@ def test_a_cache_is_named_in_one_way_in_each_command(diff, duet, tmp_path):
     assert (status, "kv_cache=make()" in out) == (0, True), out
 
 
-def test_a_dtype_and_a_tolerance(diff):
+def test_diff_takes_a_dtype_and_a_tolerance(diff):
     words = ("theirs/model.py:GPT", "mine/model.py:GPT(act='silu')")
     assert diff(*words, "--dtype=float32")[0] == 1
     assert diff(*words[:1] * 2, "--dtype=bfloat16")[0] == 0
@@ -312,7 +316,7 @@ def test_a_dtype_and_a_tolerance(diff):
     assert "dtype must be float32" in diff(*words, "--dtype=int8")[2]
 
 
-def test_gradients_of_one_function(diff, tmp_path):
+def test_diff_compares_gradients(diff, tmp_path):
     source = (tmp_path / "mine" / "model.py").read_text()
     source = source.replace("return x + self.d", "return x.detach() + self.d")
     (tmp_path / "mine" / "model.py").write_text(source)

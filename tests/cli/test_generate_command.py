@@ -1,4 +1,4 @@
-"""gpt-duet generate, convert, tokenizers, and compare --weights."""
+"""The commands generate, convert and tokenizers, and compare --weights."""
 
 import json
 import re
@@ -34,7 +34,7 @@ THEIRS = ("--weights={weights}", "--tokenizer=bytes")
 
 @pytest.fixture
 def weights(tmp_path):
-    """A checkpoint over bytes, as transformers would save it."""
+    """Write a checkpoint as transformers would; each byte is a token."""
     state = enlarged_random_weights(mingpt_style, BYTES, seed=1)
     state = {name: 4 * tensor for name, tensor in state.items()}
     save_checkpoint(tmp_path / "weights", state, BYTES)
@@ -64,7 +64,7 @@ def test_both_styles_write_the_same(done, words, note):
     assert len(texts) == 1
 
 
-def test_the_ids_are_those_of_the_library(done, weights):
+def test_the_ids_equal_those_of_transformers(done, weights):
     found = load_checkpoint(weights)
     model = load_style("annotated").from_gpt2(found.state, found.config)
     prompt = torch.tensor([load_tokenizer("bytes").encode("she")])
@@ -88,7 +88,7 @@ def test_a_batch_repeats_each_prompt(done):
     assert len(set(ids)) == 1
     assert "3, of at most 5 tokens" in err
     out, _ = done(*batch, "--temperature=1")
-    assert len(set(out.splitlines())) > 2  # sampled rows go their own ways
+    assert len(set(out.splitlines())) > 2  # the rows of a batch differ
 
 
 def test_a_stream_writes_the_same_as_all_at_once(done, weights):
@@ -98,10 +98,10 @@ def test_a_stream_writes_the_same_as_all_at_once(done, weights):
     )  # fmt: skip
     whole, streamed = done(*common), done(*common, "--stream")
     assert whole == streamed
-    assert "\ufffd" in whole[0]  # half characters did come up
+    assert "\ufffd" in whole[0]  # the text ends in an incomplete character
 
 
-def test_settings_are_told_and_make_a_difference(done):
+def test_settings_are_printed_and_have_an_effect(done):
     texts = []
     for words, note in (
         ((), "greedy"),
@@ -119,7 +119,7 @@ def test_settings_are_told_and_make_a_difference(done):
     assert drawn == again not in others
 
 
-def test_everything_in_json(done, tmp_path):
+def test_generate_writes_everything_to_json(done, tmp_path):
     file = tmp_path / "out.json"
     out, _ = done(
         "generate", *SMALL, "--prompt=a", "--prompt=b", "--json", file,
@@ -134,7 +134,9 @@ def test_everything_in_json(done, tmp_path):
 
 @pytest.mark.parametrize("name", STYLES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_it_writes_in_the_precision_asked_for(done, monkeypatch, name, dtype):
+def test_generate_computes_in_the_requested_precision(
+    done, monkeypatch, name, dtype
+):
     stream = Mock(side_effect=generation.stream_tokens)
     monkeypatch.setattr(generation, "stream_tokens", stream)
     common = ("generate", *SMALL, "--prompt=she")
@@ -145,7 +147,7 @@ def test_it_writes_in_the_precision_asked_for(done, monkeypatch, name, dtype):
     assert {p.dtype for p in parameters} == {getattr(torch, dtype)}
 
 
-def test_a_terminal_is_not_steered(done, monkeypatch):
+def test_a_terminal_gets_no_escape_codes_from_a_text(done, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     words = ("--new-tokens=0", "--prompt=ä\n\x1b[2J\x07")
     for more in ((), ("--stream",)):
@@ -156,8 +158,8 @@ def test_a_terminal_is_not_steered(done, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*THEIRS, "--preset=gpt2"], "leave --preset out"),
-        ([*THEIRS, "--n-layer=2"], "leave --n-layer out"),
+        ([*THEIRS, "--preset=gpt2"], "leave out --preset"),
+        ([*THEIRS, "--n-layer=2"], "leave out --n-layer"),
         ([*THEIRS, "--n-head=4"], "n_head is 2, --n-head says 4"),
         (["--weights={weights}"], "duet-1k has 1024 tokens, the checkpoint 2"),
         (["--style=nope"], "no style 'nope'"),
@@ -166,13 +168,13 @@ def test_a_terminal_is_not_steered(done, monkeypatch):
         (["--new-tokens=-1"], "--new-tokens must be at least 0, got -1"),
         (["--temperature=-1"], "temperature must be .* got -1.0"),
         (["--batch=0"], "--batch must be at least 1, got 0"),
-        (["--batch=2", "--stream"], "one row, and there are 2"),
+        (["--batch=2", "--stream"], "one continuation, got 2"),
         ([f"--seed={2**63}"], f"seed must be at most .* got {2**63}"),
         (["--tokenizer=nope"], "unknown tokenizer 'nope'; known: duet-1k"),
         (["--tokenizer=char", "--prompt=\u65e5"], "1 characters are not"),
         (["--dtype=int8"], "be float32 or float64 or bfloat16, got 'int8'"),
         (["--weights=/nowhere"], "there is no folder /nowhere"),
-        (["--checkpoint=x", "--n-embd=8"], "its own: leave --n-embd out"),
+        (["--checkpoint=x", "--n-embd=8"], "this: leave out --n-embd"),
     ],
 )
 def test_bad_input_is_one_line(refused, weights, arguments, message):
@@ -198,7 +200,9 @@ def test_compare_takes_weights(done, weights, tmp_path):
 # convert -------------------------------------------------------------------
 
 
-def test_there_and_back(done, weights, tmp_path):
+def test_weights_converted_there_and_back_are_the_same(
+    done, weights, tmp_path
+):
     nano, again = tmp_path / "nano", tmp_path / "again"
     out, _ = done(
         "convert", "--weights", weights, "--to=nanogpt", "--out", nano
@@ -213,9 +217,7 @@ def test_there_and_back(done, weights, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["gpt2", "nanogpt"])
-def test_a_run_is_converted_and_its_characters_travel_along(
-    done, tmp_path, layout
-):
+def test_a_converted_run_keeps_its_characters(done, tmp_path, layout):
     torch.manual_seed(0)
     config = BYTES.replace(vocab_size=3, tie_weights=True)
     model, ids = mingpt_style.build_model(config), torch.arange(99) % 3
@@ -246,7 +248,8 @@ def test_tokenizers_are_listed_without_a_network(
     monkeypatch.setitem(known, "plugin", lambda: 1 / 0)
     reader = tiktoken.load.read_file
     out, _ = done("tokenizers")
-    assert tiktoken.load.read_file is reader  # it was put back
+    # the command has restored tiktoken's reader
+    assert tiktoken.load.read_file is reader
     assert list(empty_cache.iterdir()) == []
     lines = {line.split()[0]: line for line in out.splitlines() if line}
     assert "The network was not used" in out

@@ -1,4 +1,4 @@
-"""gpt-duet check keeps results for the same sources, weights and settings."""
+"""gpt-duet check reuses results for equal sources, weights and settings."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from gpt_duet.cli.job import Job
 from gpt_duet.invariants.report import CheckResult, Report
 from gpt_duet.targets import load_target
 
-pytestmark = pytest.mark.unhooked  # the hook imports, and writes files
+pytestmark = pytest.mark.unhooked  # --check-shapes writes files
 PASSED = CheckResult("check_shape", "passed", "7 sizes", 0.1)
 HELPER = "SCALE = 1.0\n"
 SOURCE = f"from helper import SCALE\n{MODEL}"
 
 
 class Alias(ModuleType):
-    """Imports a module that is not there when it is asked for anything."""
+    """A module that raises for each attribute, as lazy aliases may."""
 
     def __getattr__(self, name):
         raise ModuleNotFoundError(f"no module for {name}")
@@ -46,7 +46,7 @@ def entry(target="tiny.py:Tiny", seed=1, file=None, **settings):
 
 
 def was_kept(result=PASSED, **facts):
-    """Keep a report; whether the next run finds it."""
+    """Store a report, and return whether the next run finds it."""
     report = Report("tiny.py:Tiny", 11, 8, [result.name], [result], **facts)
     entry().keep(report)
     return entry().find() is not None
@@ -56,7 +56,7 @@ def rewrite(name, text):
     return lambda: Path(name).write_text(text)
 
 
-def test_a_result_is_found_where_nothing_has_changed(here):
+def test_a_result_is_found_if_nothing_has_changed(here):
     assert was_kept()
     assert entry().find().results == [PASSED]
     assert (here / kept.FOLDER / ".gitignore").read_text() == "*\n"
@@ -94,11 +94,13 @@ def test_a_changed_source_or_variable_makes_a_result_old(
     ],
 )
 def test_another_state_of_the_built_model_makes_a_result_old(here, state):
-    read = "open('weights.txt').read()"
+    read = "Path('weights.txt').read_text()"
     source = SOURCE.replace(
         "self.flip = flip", f"self.flip, text = flip, {read}"
     ).replace("8, 11)\n", f"8, 11)\n        {state}\n", 1)
-    (here / "tiny.py").write_text(f"import numpy as np\n{source}")
+    (here / "tiny.py").write_text(
+        f"from pathlib import Path\nimport numpy as np\n{source}"
+    )
     assert was_kept()
     (here / "weights.txt").write_text("0.25")
     assert entry().find() is None
@@ -115,17 +117,17 @@ def test_another_state_of_the_built_model_makes_a_result_old(here, state):
         ({}, {"interrupted": True}),
     ],
 )
-def test_a_result_that_is_bad_or_not_whole_is_not_kept(here, change, facts):
+def test_a_failed_or_partial_result_is_not_kept(here, change, facts):
     result = CheckResult(**{**vars(PASSED), **change})
     assert not was_kept(result, **facts)
 
 
-def test_an_old_result_goes_when_a_run_fails(here):
+def test_a_failed_run_removes_the_old_result(here):
     assert was_kept()
     assert not was_kept(CheckResult("check_shape", "failed", "7", 0.1))
 
 
-def test_neither_maps_nor_accelerators_nor_processes_are_kept(
+def test_results_with_maps_devices_or_processes_are_not_kept(
     here, monkeypatch
 ):
     assert entry() is not None
@@ -141,7 +143,7 @@ def test_a_model_that_cannot_be_built_has_no_entry(here):
 
 
 @pytest.mark.slow
-def test_fresh_runs_again_what_is_kept(here, monkeypatch, duet):
+def test_fresh_ignores_kept_results(here, monkeypatch, duet):
     monkeypatch.setattr("gpt_duet.cli.checking.entry_of", kept.entry_of)
 
     def run(*words):
@@ -168,7 +170,7 @@ def test_fresh_runs_again_what_is_kept(here, monkeypatch, duet):
 
 
 def check(folder, *words):
-    """Run the command; return the process, and its models."""
+    """Run the command; return the process, and the models in its JSON."""
     done = subprocess.run(
         [sys.executable, "-m", "gpt_duet", "check", "--json=out.json", *words],
         cwd=folder,
@@ -180,7 +182,7 @@ def check(folder, *words):
 
 
 @pytest.mark.slow
-def test_a_changed_line_runs_one_target_of_three_again(tmp_path):
+def test_a_changed_line_reruns_one_target_of_three(tmp_path):
     for name in ("one", "two", "three"):
         (tmp_path / f"{name}.py").write_text(MODEL)
     (tmp_path / "pyproject.toml").write_text(
@@ -199,7 +201,7 @@ def test_a_changed_line_runs_one_target_of_three_again(tmp_path):
     assert done.stdout.count("kept from an earlier run of the same") == 3
     source = MODEL.replace("x.cumsum(1)", "x.sum(1, keepdim=True) + x")
     (tmp_path / "two.py").write_text(source)
-    for _ in range(2):  # what fails is never kept
+    for _ in range(2):  # a failure is never stored
         done, models = check(tmp_path, "-q")
         assert [bool(m["kept"]) for m in models] == [True, False, True]
         assert [m["ok"] for m in models] == [True, False, True]

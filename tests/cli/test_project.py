@@ -1,4 +1,4 @@
-"""[tool.gpt-duet] in pyproject.toml, and pytest --gpt-duet."""
+"""The table [tool.gpt-duet] of pyproject.toml, and pytest --gpt-duet."""
 
 import json
 import os
@@ -45,7 +45,8 @@ block-size = 6
 [tool.gpt-duet.targets."tiny:leaky"]
 expect = {causality = "an encoder"}
 """
-pytestmark = pytest.mark.unhooked  # other processes, which have no hook
+# --check-shapes does not reach the other processes that these tests start
+pytestmark = pytest.mark.unhooked
 
 
 @pytest.fixture
@@ -59,9 +60,10 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture
 def pytest_here(project, monkeypatch, capsys):
-    """Run pytest in the project's folder, in this process, as a user does."""
+    """Return a function that runs pytest in the project, in this process."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    plugins = ("cacheprovider", "faulthandler")  # the latter is the process's
+    # faulthandler would also change the process that runs these tests
+    plugins = ("cacheprovider", "faulthandler")
     words = [f"-pno:{name}" for name in plugins]
 
     def run(*others):
@@ -73,7 +75,7 @@ def pytest_here(project, monkeypatch, capsys):
 
 
 def pytest_in(folder, *words):
-    """Run pytest as a process of its own, with the installed plugin alone."""
+    """Run pytest in another process, with the kit's plugin and no other."""
     plugins = ("-p", "gpt_duet.pytest_plugin", "-p", "no:cacheprovider")
     run = [sys.executable, "-m", "pytest", *plugins, *words]
     alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -88,7 +90,7 @@ def test_the_command_runs_all_targets_with_their_settings(project, duet):
     assert status == 0, err
     assert "tiny.py:Tiny: 11 tokens, sequences to 6\n" in out
     assert "1 passed, 1 expected" in out
-    # what the shell says goes before what the file says
+    # an option on the command line replaces that of the file
     status, out, _ = duet(
         "check", "tiny:leaky", "--only=causality", "--expect=shape=none"
     )
@@ -97,10 +99,38 @@ def test_the_command_runs_all_targets_with_their_settings(project, duet):
     assert "1 failed" in out
 
 
-@pytest.mark.slow
-def test_arguments_of_the_call_are_made_as_the_file_says(
-    project, duet, pytest_here
+def test_the_settings_are_found_in_a_parent_folder(
+    project, duet, monkeypatch, tmp_path
 ):
+    """The folder tests/ has its own pyproject.toml, which lacks the table."""
+    (project / "tests" / "deep").mkdir(parents=True)
+    (project / "tests" / "pyproject.toml").write_text("[tool.other]\n")
+    monkeypatch.chdir(project / "tests" / "deep")
+    words = ("--only", "shape", "--json", "out.json", "--map", "map.html")
+    status, out, err = duet("check", *words)
+    assert status == 0, err
+    assert "tiny.py:Tiny: 11 tokens, sequences to 6\n" in out
+    assert Path.cwd() == project / "tests" / "deep"
+    found = sorted(path.name for path in Path.cwd().iterdir())
+    maps = ["map-tiny-leaky.html", "map-tiny-py-Tiny.html"]
+    assert found == [*maps, "out.json"]
+    # a target on the command line is relative to the current folder
+    status, _, err = duet("check", "tiny.py:Tiny", "--only", "shape")
+    assert (status, "tiny.py" in err) == (2, True)
+
+
+def test_pytest_finds_the_settings_in_a_parent_folder(
+    project, pytest_here, monkeypatch
+):
+    (project / "tests").mkdir()
+    monkeypatch.chdir(project / "tests")
+    status, out = pytest_here("--gpt-duet", "-q")
+    assert (status, "3 passed, 1 xfailed" in out) == (0, True), out
+    assert Path.cwd() == project / "tests"
+
+
+@pytest.mark.slow
+def test_arguments_are_made_as_the_settings_say(project, duet, pytest_here):
     own = '[tool.gpt-duet.targets."tiny.py:Tiny"]\nonly = ["causality"]\n'
     for text, said in (
         ("", "never given: shift"),
@@ -153,8 +183,8 @@ def test_a_scorer_is_one_more_target(project, duet, pytest_here):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("targets.'a:b'.scorer = 'a:b'", "a:b: --scorer needs --vocab-size"),
-        ("targets.'a:b'.bos = 3", "a:b: --bos goes with --scorer"),
+        ("targets.'a:b'.scorer = 'a:b'", "a:b: --scorer requires --vocab"),
+        ("targets.'a:b'.bos = 3", "a:b: --bos requires --scorer"),
         (
             "targets.bits = {scorer = 'a:b', layout = 'bt', vocab-size = 9}",
             "bits: --scorer takes no --layout",
@@ -166,15 +196,15 @@ def test_a_scorer_is_one_more_target(project, duet, pytest_here):
         ("block-size = 0", "--block-size must be at least 1, got 0"),
         ("layout = 'tp'", "tiny:Tiny: Invalid value for '--layout'"),
         ("only = 'shap'", "unknown check check_shap"),
-        ("targets = ['a:b']", "targets is a table, as [tool.gpt-duet.targ"),
-        ("targets.'a:b' = ['c']", "toml: a:b is a table, as [tool.gpt-duet"),
-        ("[tool", "pyproject.toml is no TOML"),
-        ("tool = 3", "pyproject.toml: tool is a table, as [tool.gpt-duet."),
-        ("tool.gpt-duet = 3", "pyproject.toml: gpt-duet is a table, as [too"),
-        ("tool.gpt-duet = [{}]", "gpt-duet is a table, as [tool.gpt-duet.ta"),
+        ("targets = ['a:b']", "targets must be a table, as [tool.gpt-"),
+        ("targets.'a:b' = ['c']", "toml: a:b must be a table, as [tool.gpt"),
+        ("[tool", "pyproject.toml is not valid TOML"),
+        ("tool = 3", "pyproject.toml: tool must be a table, as [tool."),
+        ("tool.gpt-duet = 3", "pyproject.toml: gpt-duet must be a table, as"),
+        ("tool.gpt-duet = [{}]", "gpt-duet must be a table, as [tool.gpt"),
         ("targets.a = {scorer = '', vocab-size = 9}", "a: scorer is empty"),
         ("cache = ''", "[tool.gpt-duet] tiny:Tiny: cache is empty"),
-        ("tool.gpt-duet.targets.'' = {}", "'' is no model: write package.m"),
+        ("tool.gpt-duet.targets.'' = {}", "cannot find a model in '': write"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(project, refused, text, message):
@@ -202,7 +232,7 @@ def test_pytest_has_an_item_for_each_check(pytest_here):
 
 
 @pytest.mark.slow
-def test_the_plugin_works_beside_others(project):
+def test_the_plugin_works_next_to_others(project):
     words = ("-p", "xdist", "-p", "pytest_cov", "-n2", "--cov=tiny")
     status, out = pytest_in(project, "--gpt-duet", "-q", *words)
     assert status == 0, out
@@ -252,7 +282,7 @@ def test_the_action_checks_what_its_inputs_name(project):
     assert [row["ruleId"] for row in found] == ["check_causality"]
 
 
-def test_many_models_with_settings_of_their_own_are_collected_at_once():
+def test_models_with_different_settings_are_collected_quickly():
     def test(model, check):
         pass
 

@@ -1,4 +1,4 @@
-"""Each setting of a check is declared once, and five places read it."""
+"""Each setting of a check is declared once, and is read in five places."""
 
 import inspect
 
@@ -18,18 +18,18 @@ from gpt_duet.settings import (
 )
 
 COMMAND = get_command(build_app()).commands["check"]
-OF_COMMAND = {  # it writes and draws with them
+OF_COMMAND = {  # options that only the command's output uses
     *("models", "show_list", "map_file", "json_file", "form", "fresh"),
     *("verbose", "quiet", "debug"),
 }
-IN_STEAD = {  # of an option: what check_scorer takes
+IN_STEAD = {  # options, and the arguments of functions that replace them
     "scorer": "make_score",
     "quick": "budget",
     "thorough": "budget",
 }
 
 
-def test_the_command_has_the_declared_options_and_its_own():
+def test_the_command_has_the_declared_options_and_output_options():
     options = {option.name: option for option in COMMAND.params}
     assert options.keys() - {one.name for one in OPTIONS} == OF_COMMAND
     for one in OPTIONS:
@@ -56,7 +56,8 @@ def test_an_unknown_value_is_refused_by_its_declaration():
             check_model(lambda tokens: tokens, **{name: "x"})
 
 
-@pytest.mark.unhooked  # None stands for a model
+# the test gives None as the model, which shape checks refuse
+@pytest.mark.unhooked
 def test_a_target_takes_the_settings_of_a_run():
     names = [one.name for one in settings_in(RunSettings)]
     assert {*names} > {one.name for one in settings_in(Settings)}
@@ -80,7 +81,7 @@ def test_a_project_has_the_declared_settings_and_no_others(tmp_path):
             assert read_project(tmp_path) == {"a:b": {name: "1"}}
 
 
-def test_a_scorer_takes_what_is_declared_for_scorers():
+def test_a_scorer_takes_the_settings_for_scorers():
     taken = inspect.signature(check_scorer).parameters
     for one in OPTIONS:
         name = IN_STEAD.get(one.name, one.name)

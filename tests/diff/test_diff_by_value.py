@@ -1,4 +1,9 @@
-"""Lines paired by the values they compute, and where two models part."""
+"""Lines are paired by their computed values, up to the first difference.
+
+Some differences, such as two swapped norms, do not show in one text or with
+fresh weights. Their tests are in test_diff_scope.py. Faults of ports are in
+test_diff_ports.py, and faults planted in a style are in zoo/planted_faults.py.
+"""
 
 import copy
 import json
@@ -29,8 +34,8 @@ from gpt_duet.agreement import enlarged_random_weights
 from gpt_duet.checkpoint.other_layouts import with_prefix
 from gpt_duet.config import GPTConfig
 
-# the shape checks call each function anew: their frames and operations
-# would be recorded beside the model's
+# the shape checks wrap each call, so their frames and operations would be
+# recorded like those of the model
 pytestmark = pytest.mark.unhooked
 
 CONFIG = GPTConfig(29, 16, n_layer=2, n_head=4, n_embd=32, norm_eps=1e-5)
@@ -72,7 +77,7 @@ def build(name, weights, dtype=torch.float64):
 
 
 def paired(found):
-    """The code of each pair, in the order of the run."""
+    """Return the code of the lines of each pair, in the order of the run."""
     return [(pair.left.code, pair.right.code) for pair in found.pairs]
 
 
@@ -87,12 +92,12 @@ def paired(found):
     ],
     ids=str,
 )
-def test_one_function(right, dtype, weights):
+def test_two_equal_models_are_one_function(right, dtype, weights):
     left = build("mingpt_style", weights, dtype)
     found = diff_by_value(left, build(right, weights, dtype), TOKENS)
     assert found.same, found.sentence
     assert found.sentence.startswith(f"one function: {len(found.pairs)} ")
-    # each residual line, norm, projection and activation of two layers
+    # one pair for each sum, norm, projection and activation of two layers
     assert len(found.pairs) >= 30
     assert {pair.left.layer for pair in found.pairs} == {None, 0, 1}
     for pair in found.pairs:
@@ -103,7 +108,7 @@ def test_one_function(right, dtype, weights):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("left", ["annotated", "mingpt_style", "sdpa"])
-def test_no_correct_pair_is_accused(left, dtype, weights):
+def test_correct_pairs_are_one_function(left, dtype, weights):
     single = {name: tensor.float() for name, tensor in weights.items()}
     for right in MODELS:
         pair = (MODELS[name](single) for name in (left, right))
@@ -151,7 +156,7 @@ def test_the_pairs_of_both_styles(weights):
     assert re.fullmatch(r"on the way to .*:\d+ `.*split.*`", why)
 
 
-def test_heads_one_by_one_pair_with_heads_side_by_side(weights):
+def test_single_heads_pair_with_batched_heads(weights):
     found = diff_by_value(
         build("mingpt_style", weights), build("ported", weights), TOKENS
     )
@@ -161,7 +166,8 @@ def test_heads_one_by_one_pair_with_heads_side_by_side(weights):
         for layer in range(2)
         for head in range(4)
     ]
-    assert str(found).count("q @ k.mT") == 1  # folded
+    # the line occurs once, because the lines of equal layers are folded
+    assert str(found).count("q @ k.mT") == 1
     assert "4 of 1\u00d712\u00d712" in str(found)
 
 
@@ -176,7 +182,7 @@ def test_rows_of_a_batch_and_a_factory(weights):
     found = diff_by_value(factory, build("eager", weights), tokens)
     assert found.same, found.sentence
     assert len(found.pairs) >= 30
-    assert len(built) == 1  # a loader may be slow
+    assert len(built) == 1  # a slow loader runs only once
 
 
 def test_models_and_random_state_are_left_as_they_were(weights):
@@ -188,7 +194,7 @@ def test_models_and_random_state_are_left_as_they_were(weights):
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
 
 
-# --- Where they part --------------------------------------------------------
+# --- The first difference ---------------------------------------------------
 
 QUICK = ("exact GELU", "mask one off", "constant of GELU", "a layer skipped")
 
@@ -276,11 +282,12 @@ def test_a_fault_in_one_layer(change, line, faulty, weights):
 
 @pytest.mark.parametrize("style", [annotated, mingpt_style])
 def test_small_weights_hide_no_fault(style):
-    """Both GELUs are 1e-6 apart there, and then 1e-8 in the stream."""
+    """With small weights, two GELUs differ by only 1e-6, and the residual
+    sums by only 1e-8."""
     torch.manual_seed(0)
     state = mingpt_style.to_gpt2(mingpt_style.build_model(CONFIG))
     exact = replace(CONFIG, activation="gelu")
-    if style is annotated:  # its tables are divided by a root
+    if style is annotated:  # from_gpt2 rescales its embedding
         state = {name: tensor.double() for name, tensor in state.items()}
     found = diff_by_value(
         style.from_gpt2(state, CONFIG),
@@ -294,8 +301,9 @@ def test_small_weights_hide_no_fault(style):
     assert " 1 times " not in str(found)
 
 
-def test_a_value_of_one_position_explains_no_others():
-    """The first position, which no rotation turns, is equal in any head."""
+def test_equality_at_one_position_excuses_no_others():
+    """For any rotary base, the angle at position 0 is 0, so both models agree
+    there."""
     models = []
     for theta in (10_000.0, 20_000.0):
         torch.manual_seed(0)
@@ -311,7 +319,7 @@ def test_a_value_of_one_position_explains_no_others():
 
 
 class Turned(nn.Module):
-    """Two layers with complex rotary positions, and a gate in one line."""
+    """A model of two layers, with complex rotary positions and a gate."""
 
     vocab_size, block_size = 29, 16
 
@@ -350,7 +358,7 @@ class Turned(nn.Module):
     ],
     ids=["act", "base", "scale", "norm"],
 )
-def test_a_fault_beside_complex_numbers(change, code, words):
+def test_a_fault_next_to_complex_numbers_is_found(change, code, words):
     found = diff_by_value(Turned(), Turned(**change), TOKENS)
     assert found.parted.right.code == code, found.sentence
     assert words in found.sentence
@@ -376,7 +384,7 @@ def looped(x, scale=2.0, future=1):
     return x + torch.cat(heads, -1)
 
 
-def test_a_fault_in_a_loop_beside_a_kernel():
+def test_a_fault_in_a_loop_is_found_despite_a_kernel():
     assert diff_by_value(Toy(kernel), Toy(looped), TOKENS).same
     for change, code, words in (
         ({"scale": 4.0}, "scores / scale", "it is 0.5 times"),
@@ -388,14 +396,14 @@ def test_a_fault_in_a_loop_beside_a_kernel():
         assert words in found.sentence
 
 
-def test_queries_keys_and_values_are_no_layers():
+def test_queries_keys_and_values_do_not_count_as_layers():
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     found = diff_by_value(Toy(block), Toy(block), TOKENS)
     assert {pair.left.layer for pair in found.pairs} == {None}
 
 
 class Listed(Turned):
-    """Its norms and residual lines are in one loop, its parts in lists."""
+    """A model whose loop takes modules from two lists, layer by layer."""
 
     def __init__(self):
         super().__init__()
@@ -410,7 +418,7 @@ class Listed(Turned):
         for norm, (first, second) in zip(self.norms, self.layers, strict=True):
             x = x + first(norm(x))
             x = x + second(x)
-        for factor in (0.5, 0.3, 0.7):  # as many as layers, and none
+        for factor in (0.5, 0.3, 0.7):  # steps of a loop that are not layers
             x = factor * x
         return x @ self.table.weight.T
 
@@ -428,20 +436,21 @@ def test_a_loop_over_parts_has_layers():
     assert len(lines) == 7
     assert len(before.rows) == 1
     assert [row.times for row in after.rows] == [3, 1]
-    # what several operations share is told apart by their names
+    # operations that share a line have different names
     assert re.findall(r"(second\(x\)  \w+|norm\(x\)  \w+)", str(found)) == [
         *["second(x)  linear"] * 2,
         *["second(x)  tanh"] * 2,
     ]
 
 
-def test_the_sentence_is_the_whole_of_it(weights):
+def test_the_sentence_has_the_whole_finding(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     right.transformer.h[1].mlp.act = nn.GELU()
     with pytest.raises(AssertionError) as raised:
         assert_same_values(left, right, TOKENS)
     assert re.fullmatch(
-        r"they part at mingpt_style/feed_forward\.py:\d+ `gelu`, called from "
+        r"they first differ at mingpt_style/feed_forward\.py:\d+ `gelu`, "
+        r"called from "
         r"mingpt_style/block\.py:\d+ \(mlp\), layer 1: its inputs are equal "
         r"to \de-16, no value on the left equals its output; nearest is "
         r"annotated/feed_forward\.py:\d+ `gelu` "
@@ -453,8 +462,8 @@ def test_the_sentence_is_the_whole_of_it(weights):
     assert_same_values(left, build("mingpt_style", weights), TOKENS)
 
 
-def test_weights_of_float32_are_told_from_a_fault(weights):
-    """annotated rounds its embedding anew: 1e-8, where eps makes 1e-6."""
+def test_rounding_of_float32_is_not_a_fault(weights):
+    """Rounding moves values by 1e-8; a wrong eps moves them by 1e-6."""
     left = build("annotated", weights, torch.float32)
     right = build("mingpt_style", weights, torch.float32)
     found = diff_by_value(left, right, TOKENS)
@@ -466,7 +475,7 @@ def test_weights_of_float32_are_told_from_a_fault(weights):
 
 
 @pytest.mark.parametrize("large", [True, False])
-def test_no_pair_by_chance(large):
+def test_no_two_values_are_paired_by_chance(large):
     models = []
     for seed, style in enumerate((mingpt_style, annotated)):
         torch.manual_seed(seed)
@@ -484,11 +493,11 @@ def test_no_pair_by_chance(large):
         assert near.count(" apart") == 5
 
 
-# --- What is recorded -------------------------------------------------------
+# --- The recording ----------------------------------------------------------
 
 
 class Toy(nn.Module):
-    """An embedding, something, and a head."""
+    """A model with an embedding, one operation and a head."""
 
     vocab_size, block_size = 29, 16
 
@@ -511,7 +520,7 @@ def fused(attend):
     return middle
 
 
-def test_an_operator_of_operators_is_one_step():
+def test_a_composite_operator_is_one_step():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
     def causal(score, b, h, i, j):
@@ -545,7 +554,7 @@ def out_of_place(x):
     return d.clamp_min(0)
 
 
-def test_results_in_place_are_kept_as_they_were():
+def test_in_place_changes_do_not_alter_recorded_values():
     found = diff_by_value(Toy(in_place), Toy(out_of_place), TOKENS)
     assert found.same
     pairs = paired(found)
@@ -566,7 +575,7 @@ def copied(x):
     return (x + 0.0).clone() * torch.ones(8)
 
 
-def test_copies_views_and_constants_make_no_pairs_of_their_own():
+def test_copies_views_and_constants_make_no_pairs():
     found = diff_by_value(Toy(copied), Toy(), TOKENS)
     assert found.same
     assert [pair.left.op for pair in found.pairs] == ["embedding", "linear"]
@@ -624,8 +633,8 @@ def test_a_model_may_take_gradients_itself():
     ],
     ids=["frozen", "hook"],
 )
-def test_what_changes_a_gradient_alone_is_seen(change):
-    """On either side, and it is nothing where both sides have it."""
+def test_a_change_of_gradients_only_is_found(change):
+    """The diff finds a change on one side; the same change on both is fine."""
     left, right = Toy(), Toy()
     for sides in ((left, right), (right, left)):
         change(right.head.weight)
@@ -638,7 +647,7 @@ def test_what_changes_a_gradient_alone_is_seen(change):
     assert ", 3 gradients equal" in found.sentence
 
 
-def test_a_scripted_part_is_said():
+def test_a_scripted_part_is_noted():
     part = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
     left, right = Toy(), Toy()
     left.middle = right.middle = part
@@ -648,7 +657,7 @@ def test_a_scripted_part_is_said():
     assert "is scripted" in str(found)
 
 
-def test_single_precision_inside_is_no_fault():
+def test_single_precision_inside_is_not_a_fault():
     def single(x):
         return x.float().softmax(-1).to(x.dtype)
 
@@ -661,8 +670,8 @@ def test_single_precision_inside_is_no_fault():
     assert found.pairs[-1].difference > 1e-12
 
 
-def test_a_coarser_dtype_is_said_and_has_its_line():
-    """float32 inside rounds; bfloat16 on one side alone is a fault."""
+def test_a_coarser_dtype_is_reported_with_its_line():
+    """A float32 constant counts as rounding; a bfloat16 cast does not."""
 
     def constant(x):
         return x * torch.sqrt(torch.tensor(2 / torch.pi))
@@ -688,8 +697,8 @@ def test_a_coarser_dtype_is_said_and_has_its_line():
     assert re.search(r"scores 0\.0\d+ apart; values", found.sentence)
 
 
-def test_a_part_of_a_value_explains_that_part():
-    """Equal first positions, as a decay's at 0, say nothing of the others."""
+def test_an_equal_part_excuses_only_that_part():
+    """A decay is 1 at the first position, so a fault shows only later on."""
 
     def decayed(x, rate=0.5):
         scaled = x * torch.exp(-rate * torch.arange(x.size(1)))[:, None]
@@ -702,8 +711,8 @@ def test_a_part_of_a_value_explains_that_part():
     assert "torch.exp(-rate" in line, found.sentence
 
 
-def test_a_step_left_out_is_shown_beside_the_line():
-    """Unscaled embeddings: the norm behind them hides all but its eps."""
+def test_a_missing_step_is_shown_next_to_the_line():
+    """The next norm cancels the missing scale, except for its eps."""
 
     def scaled(x):
         scaled = x * 8**0.5
@@ -728,7 +737,7 @@ def test_a_norm_has_its_call_site(weights):
     assert called.strip().startswith("second = norm("), found.sentence
 
 
-def test_the_other_side_says_the_vocabulary():
+def test_the_vocabulary_comes_from_the_other_side():
     table = torch.randn(29, 29)
     left = lambda idx: table[idx] * 2  # noqa: E731
     right = lambda idx: 2 * table[idx]  # noqa: E731
@@ -737,6 +746,18 @@ def test_the_other_side_says_the_vocabulary():
         assert diff_by_value(*sides, TOKENS).same
     (note,) = diff_by_value(Toy().double(), right, TOKENS).notes
     assert note.endswith("does not run in float64: both ran in float32")
+
+
+def test_scarce_memory_compares_large_models_in_their_own_dtype(monkeypatch):
+    monkeypatch.setattr("gpt_duet.running.subject.HEAVY", 0)
+    monkeypatch.setattr("gpt_duet.running.variant.free_bytes", lambda _: 1e3)
+    found = diff_by_value(Toy(), Toy(), TOKENS)
+    assert found.same
+    assert {side.dtype for side in found.sides} == {torch.float32}
+    assert any(
+        "GB of memory" in note and note.endswith("both ran in float32")
+        for note in found.notes
+    )
 
 
 def test_a_function_without_weights_to_double():
@@ -753,7 +774,7 @@ def test_a_function_without_weights_to_double():
     assert any("does not run in float64" in note for note in found.notes)
 
 
-# --- What is told -----------------------------------------------------------
+# --- The report -------------------------------------------------------------
 
 
 def test_json_has_everything(weights):
@@ -774,7 +795,7 @@ def test_json_has_everything(weights):
     assert 1e-5 < two["parted"]["difference"] < 1e-2
 
 
-def test_printing_folds_what_repeats(weights):
+def test_printing_folds_repeated_lines(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     text = str(diff_by_value(left, right, TOKENS))
     assert text.count("self.c_fc(x) ") == 1
@@ -784,14 +805,14 @@ def test_printing_folds_what_repeats(weights):
     assert max(map(len, table.splitlines())) <= 120
     right.transformer.h[1].mlp.act = nn.GELU()
     text = str(diff_by_value(left, right, TOKENS))
-    assert "behind the parting: " in text
-    assert "as layer" not in text  # the second layer stops half way
+    assert "after the first difference: " in text
+    assert "as layer" not in text  # the second layer differs halfway
 
 
 @pytest.mark.parametrize(
     ("model", "tokens", "words"),
     [
-        (Toy, [-1], "token -1 is none"),
+        (Toy, [-1], "token -1 is not in the"),
         (Toy, [[[1]]], r"must be ids.* \(1, 1, 1\)"),
         (Toy, [0.5], "must be ids"),
         (lambda: Toy(lambda x: 1 / 0), [1, 2], "ZeroDivisionError"),
@@ -810,7 +831,7 @@ def test_bad_input_is_one_clear_line(model, tokens, words):
 
 @pytest.mark.slow
 def test_gpt2_small_fits_in_four_gibibytes(tmp_path):
-    """124 million parameters, transformers' and ours, on 128 tokens."""
+    """Both sides have 124 million parameters and run on 128 tokens."""
     program = f"""
 import resource, torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -832,7 +853,7 @@ found = diff_by_value(theirs, ours, tokens)
 print(found.sentence, len(found.pairs))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
-    # ru_maxrss begins at that of the process that forked: here a small shell
+    # ru_maxrss starts at the parent process's value, so the parent is a shell
     shell = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, program]
     done = subprocess.run(shell, capture_output=True, text=True)
     *_, sentence, peak = done.stdout.splitlines()

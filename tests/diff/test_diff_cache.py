@@ -1,4 +1,4 @@
-"""diff --cache on a model that keeps keys and values in its attention."""
+"""diff --cache on a model whose attention keeps its keys and values."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unhooked
 
 
 class Attention(nn.Module):
-    """Keeps keys and values itself. (Raschka's books)"""
+    """Attention that keeps its keys and values, as in Raschka's books."""
 
     def __init__(self, fault):
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Book(nn.Module):
-    """Counts positions itself, and has a method to forget them."""
+    """A model that counts positions, and has a method to reset the count."""
 
     vocab_size = 29
 
@@ -93,7 +93,7 @@ class Book(nn.Module):
         ("k for v", 1, 0, "[self.cache_v, k[:, :, -1:]], 2"),
         ("window", 4, 0, "k[:, :, -4:]"),
         ("layer", 1, 1, "torch.cat([self.cache_k.to(k), k], 2)"),
-        # and at the ninth token the table of positions ends
+        # the ninth token also lacks a row in the table of positions
         ("position", 2, None, "self.positions(at)"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_cache_in_bfloat16_is_rounding():
 
 
 class Sums(nn.Module):
-    """Has no cache of its own: a step outside keeps the sum so far."""
+    """A model without a cache; a function outside it keeps a sum."""
 
     vocab_size = 29
 

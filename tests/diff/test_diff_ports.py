@@ -1,4 +1,4 @@
-"""Ports of Llama and GPT-2: each fault on its line, sound ports unaccused."""
+"""Ports of Llama and GPT-2: faulty lines are found; sound ports agree."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.unhooked
 SIZES = SimpleNamespace(vocab_size=29, n_layer=2)
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
-# Below "==" the faults of one port; ">" names the line that first shows it.
+# "==" begins the faults of a port; ">" marks the first line that shows a
+# fault.
 TABLE = r"""
 == tests/zoo/ported_llama.py Meta
 * norm without its weight
@@ -201,8 +202,7 @@ FAULTS = read_faults(TABLE)
 
 
 def original(port, kind, dtype=torch.float64):
-    """transformers' model of a port, with weights that hide nothing."""
-    torch.manual_seed(0)
+    """Return the transformers model of a port; its weights hide no fault."""
     if port == "Written":
         config = GPT2Config(
             vocab_size=29, n_positions=16, n_layer=2, n_head=4, n_embd=32,
@@ -225,6 +225,8 @@ def original(port, kind, dtype=torch.float64):
             attn_implementation=kind,
         )  # fmt: skip
         model = LlamaForCausalLM(config)
+    # draw all weights again: versions of transformers drew them differently
+    torch.manual_seed(0)
     for parameter in model.parameters():
         shift = 1.0 if parameter.ndim == 1 else 0.0
         torch.nn.init.normal_(parameter, shift, 0.3)
@@ -232,7 +234,12 @@ def original(port, kind, dtype=torch.float64):
 
 
 def port_of(module, port, left):
-    return getattr(module, port)(left.state_dict(), SIZES)
+    weights = {
+        # the name in older versions of transformers
+        name.replace("embed_out.", "lm_head."): tensor
+        for name, tensor in left.state_dict().items()
+    }
+    return getattr(module, port)(weights, SIZES)
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
@@ -266,7 +273,7 @@ CAUSES = {
     ids=str,
 )
 def test_a_fault_in_a_port_is_named(fault, kind, tmp_path):
-    """On its line, on the line that calls it, or on one of three shown."""
+    """The three lines shown, or their caller, include the faulty line."""
     port, left = fault.within, original(fault.within, kind)
     module, target = plant(fault, tmp_path)
     found = diff_by_value(left, port_of(module, port, left), TOKENS)
@@ -278,7 +285,8 @@ def test_a_fault_in_a_port_is_named(fault, kind, tmp_path):
     shown.append((found.parted.right.caller or ())[:2])
     assert {(str(file), line) for line in lines} & {*shown}, found.sentence
     assert CAUSES.get(fault.name, "") in found.sentence
-    repeated = "tiled" in fault.name  # the left repeats heads, or its kernel
+    # a fault in which the left repeats heads in another order
+    repeated = "tiled" in fault.name
     assert ("in another order" in found.sentence) == repeated, found.sentence
     assert not repeated or shown[0][1] in lines, found.sentence
 
@@ -302,7 +310,7 @@ def test_weights_are_matched_and_gradients_equal(port):
 
 
 def test_fresh_norms_are_told_apart_by_name_order_or_value():
-    """All are ones: by value alone each would be the first one."""
+    """All norms start as ones, so values do not tell them apart."""
     config = LlamaConfig(
         vocab_size=29, hidden_size=32, intermediate_size=64,
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -315,7 +323,7 @@ def test_fresh_norms_are_told_apart_by_name_order_or_value():
         assert " gradients equal" in found.sentence
 
 
-def test_each_way_a_weight_may_come():
+def test_a_weight_may_have_each_layout():
     left, right = nn.Module(), nn.Module()
     a, b, v = torch.randn(6, 4), torch.randn(6, 4), torch.randn(6)
     for module, weights in (
@@ -349,7 +357,7 @@ def test_each_way_a_weight_may_come():
     assert "other is nowhere on the left: nearest b, 0.001 apart" in sentence
 
 
-def test_rounded_weights_are_the_first_answer_where_nothing_pairs():
+def test_weights_rounded_to_bfloat16_are_reported_first():
     left = original("Fused", "sdpa", torch.float32)
     right = original("Fused", "sdpa", torch.float32)
     right.to(torch.bfloat16).to(torch.float32)

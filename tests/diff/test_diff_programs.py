@@ -1,4 +1,4 @@
-"""The same GPT in C, Python and JavaScript: sound, and with planted faults."""
+"""Compare one GPT in C, Python and JavaScript, with and without a fault."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ from gpt_duet.targets import load_target
 
 PORTS = Path(__file__).resolve().parents[2] / "docs" / "ports"
 WEIGHTS = TINY_MODEL / "model.bin"
-# a fault, its number in C, and the array that is the first to differ
+# each fault, with its number in the C code and the first array that differs
 FAULTS = {
     "mask": (1, "layer 0 attended"),
     "scale": (2, "layer 0 attended"),
@@ -31,7 +31,7 @@ LANGUAGES = ("c", "python", "javascript")
 
 @pytest.fixture
 def port(tmp_path, monkeypatch):
-    """Return the target of a port, with a fault or without."""
+    """Return a function that builds a port, with or without a fault."""
 
     def target(language, fault=""):
         weights = shlex.quote(str(WEIGHTS))
@@ -75,7 +75,7 @@ def test_a_port_in_c_has_the_scores_of_a_style(port):
 
 
 def test_the_page_shows_the_lines_of_the_port():
-    page = (PORTS.parent / "any_language.md").read_text("utf-8")
+    page = (PORTS.parent / "how-to" / "any_language.md").read_text("utf-8")
     code = page.split("```c\n")[1].split("```")[0]
     source = (PORTS / "my_gpt.c").read_text("utf-8")
     assert textwrap.indent(code, "    ") in source
@@ -93,7 +93,7 @@ def test_a_sound_port_passes_and_is_one_function(port, language):
         found = diff_values([style, target], None, vocab_size=None)
         assert found.same, found.sentence
         (_, _), (alone, count) = found.counts
-        assert count - alone >= 28  # of its arrays have a counterpart
+        assert count - alone >= 28  # so many arrays, or more, match
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_the_first_array_that_a_fault_changes_is_named(port, language, fault):
 
 
 @pytest.mark.slow
-def test_four_digits_are_no_difference_and_hide_no_fault(port, tmp_path):
+def test_four_digits_are_equal_and_hide_no_fault(port, tmp_path):
     for fault in ("", "scale"):
         target = port("c", fault)
         source = (PORTS / "my_gpt.c").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Two models are compared at several texts, in rows, weights and modes."""
+"""Models are compared on more texts, in both modes, with other weights."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def test_a_difference_that_one_text_hides_is_found(name):
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_a_sound_port_is_one_function_in_all_ways(name):
+def test_a_sound_port_is_one_function_in_all_runs(name):
     right = TWINS[name]()
     for sides in ((Original(), right), (right, Original())):
         found = diff_by_value(*sides)
@@ -94,7 +94,8 @@ def test_quick_compares_one_text_and_says_so():
 def test_assert_same_values_compares_as_much():
     right, _ = PAIRS["a window of 64"]
     assert_same_values(Original(), right(), quick=True)
-    with pytest.raises(AssertionError, match=r"^at 65 tokens: they part at "):
+    said = r"^at 65 tokens: they first differ at "
+    with pytest.raises(AssertionError, match=said):
         assert_same_values(Original(), right())
 
 
@@ -111,7 +112,7 @@ def test_a_finding_in_train_mode_names_lines_of_both_sides():
     assert dropped["right"][0]["share"] == 0.2
 
 
-def test_a_port_without_dropout_is_said_and_is_no_fault():
+def test_a_port_without_dropout_is_noted_but_passes():
     found = diff_by_value(Original(), TWINS["a port without dropout"]())
     assert found.same
     assert found.sentence.endswith("; train mode but for dropout")
@@ -120,10 +121,10 @@ def test_a_port_without_dropout_is_said_and_is_no_fault():
     assert note in str(found)
 
 
-def test_vectors_without_a_counterpart_are_said():
-    """A bias of zeros that only one side has, in a model of other names."""
+def test_vectors_without_a_counterpart_are_noted():
+    """The vectors differ in name and in value, so they are not paired."""
     left, right = (TWINS[name]() for name in (NAMED, "a port without dropout"))
-    left.wq.bias.data[0] = 1e-30  # no longer equal numbers
+    left.wq.bias.data[0] = 1e-30  # so that the bias is not all zeros
     found = diff_by_value(left, right)
     assert "w.qkv_bias" in found.scope.constant, found.scope
     assert any("a missing one would not show" in n for n in found.scope.notes)
@@ -149,7 +150,7 @@ def test_models_given_are_left_as_they_were():
 
 
 def test_functions_are_compared_on_other_texts():
-    """In NumPy, and in torch without a module."""
+    """One function uses NumPy; the others are plain functions in torch."""
     table = np.random.default_rng(0).normal(size=(VOCAB, VOCAB))
     known = torch.from_numpy(table)
 
@@ -173,7 +174,7 @@ def test_functions_are_compared_on_other_texts():
 
 
 class Masked(Original):
-    """Takes a mask of padding, and may ignore it."""
+    """A model that takes a padding mask, but ignores it unless `obeys`."""
 
     def __init__(self, obeys=True):
         super().__init__()
@@ -234,8 +235,8 @@ def test_dropout_at_its_mean_changes_nothing(drop, autograd):
     assert not mean.others
 
 
-def test_a_mask_of_another_use_is_refused():
-    """Such a model is not compared in train mode, and a note says so."""
+def test_a_random_mask_that_is_not_dropout_is_refused():
+    """The mask raises, so the models are not compared in train mode."""
     x = torch.randn(2, 6, 8)
     with (
         pytest.raises(ValueError, match="uses a random mask"),
@@ -244,7 +245,7 @@ def test_a_mask_of_another_use_is_refused():
         x[torch.rand_like(x) < 0.1] = 0.0
 
 
-def test_a_draw_to_another_end_is_no_dropout():
+def test_a_random_draw_elsewhere_is_not_dropout():
     with below_autograd(), operations_through(AtTheMean()) as mean:
         torch.randn(3)
     assert not mean.losses
@@ -252,7 +253,7 @@ def test_a_draw_to_another_end_is_no_dropout():
 
 
 def test_fresh_styles_are_redrawn_on_both_sides():
-    """Queries, keys and values are one vector on one side, and norms ones."""
+    """One side packs queries, keys and values; all norms start as ones."""
     config = GPTConfig(29, 16, n_layer=2, n_head=4, n_embd=32, norm_eps=1e-5)
     torch.manual_seed(0)
     right = mingpt_style.build_model(config)
@@ -277,8 +278,8 @@ def transformers_gpt2(state):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
-def test_dropout_of_another_implementation_is_its_choice(share):
-    """Names of weights are alike, and dropout is at the same places."""
+def test_the_implementation_of_dropout_is_free(share):
+    """Both models have equal weight names, and dropout at the same places."""
     config = GPTConfig(29, 16, n_layer=1, n_head=2, n_embd=16, norm_eps=1e-5)
     torch.manual_seed(0)
     right = mingpt_style.build_model(replace(config, dropout=share))
@@ -297,7 +298,7 @@ def test_dropout_of_another_implementation_is_its_choice(share):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_weights_in_another_form_are_left_as_they_are(name):
-    """A copy, a product or a tensor outside would not change with them."""
+    """These models use a copy or product of a weight; a redraw misses it."""
     left, right = (build() for build in FORMS[name])
     for sides in ((left, right), (right, left)):
         found = diff_by_value(*sides)

@@ -1,4 +1,4 @@
-"""Models on several processes: checked together, and stopped together."""
+"""Models sharded over processes are checked together and stopped together."""
 
 import json
 import os
@@ -13,9 +13,16 @@ import sharded_models
 import torch
 import torch.distributed as dist
 
+from gpt_duet.distributed.diff import ShardedDiff
 from gpt_duet.proof.engine import follow
 from gpt_duet.proof.shadows import Shadows
-from gpt_duet.running.ranks import local, on_any, together
+from gpt_duet.running.ranks import (
+    in_fully_shard,
+    local,
+    on_any,
+    together,
+    union,
+)
 from gpt_duet.tracing.lines import first_in_two_texts
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -33,7 +40,7 @@ def start(*args, processes=2):
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    """A process group of one, in which collectives run."""
+    """Make a process group of a single process, for the collectives."""
     file = tmp_path_factory.mktemp("group") / "store"
     dist.init_process_group(
         "gloo", init_method=f"file://{file}", rank=0, world_size=1
@@ -43,7 +50,7 @@ def one_process(tmp_path_factory):
 
 
 def through(collective, leak=False):
-    """Codes of 4 tokens, sent through a collective."""
+    """Run a collective on 4 tokens, and return their dependency codes."""
 
     def run(tokens, targets):
         x = tokens.double().unsqueeze(2)
@@ -118,7 +125,7 @@ def test_codes_go_through_collectives(one_process, collective):
 
 
 @pytest.mark.parametrize("collective", [gather_list, gather_tensor])
-def test_the_first_line_is_none_of_a_collective(one_process, collective):
+def test_the_first_line_is_not_in_a_collective(one_process, collective):
     def scores(x):
         y = collective(x)
         return y + y.flip(1)
@@ -130,17 +137,70 @@ def test_the_first_line_is_none_of_a_collective(one_process, collective):
     assert line.place.code == "y.flip(1)"
 
 
-def test_one_process_is_on_its_own():
+FOUND = {
+    "ranks": 2, "same": True, "apart": 2e-15, "rounding": 5e-11, "values": 66,
+    "matched": 65, "sliced": 25, "partial": 5, "weights": "weights were split",
+}  # fmt: skip
+COUNT = "65 of 66 values matched (25 sliced, 5 partial sums)"
+SAME = "scores 2e-15 apart, rounding can cause up to 5e-11; weights were split"
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        (
+            {"gradients": 30},
+            f"one function over 2 ranks: 30 gradients equal; {COUNT}; {SAME}",
+        ),
+        (
+            {},
+            "one function over 2 ranks: gradients were not compared; "
+            f"{COUNT}; {SAME}",
+        ),
+        (
+            {"gradients": 30, "partial_gradients": ("a", "b")},
+            "one function over 2 ranks: 30 gradients equal, 2 of them as the "
+            "sum over the ranks, which the training code must compute; "
+            f"{COUNT}; {SAME}",
+        ),
+        (
+            {"same": False, "gradient": "that of a differs", "gradients": 30},
+            "one function over 2 ranks, another gradient: that of a differs; "
+            f"{COUNT}; {SAME}",
+        ),
+        (
+            {"same": False, "apart": 2.0, "where": "a.py:1", "cause": "b"},
+            "two functions over 2 ranks: they first differ at a.py:1: b; "
+            f"scores 2 apart, {COUNT}; weights were split",
+        ),
+    ],
+)
+def test_a_finding_of_several_ranks_is_one_sentence(facts, sentence):
+    found = ShardedDiff(**FOUND | facts)
+    assert found.sentence == sentence
+    assert found.to_json()["sentence"] == sentence
+
+
+def test_code_that_shards_a_model_is_recognised(monkeypatch):
+    package = "torch.distributed.fsdp"
+    monkeypatch.setitem(sys.modules, package, sys)
+    assert not in_fully_shard()
+    inside = {"__name__": f"{package}.some", "asked": in_fully_shard}
+    assert eval("(lambda: asked())()", inside)
+
+
+def test_one_process_checks_without_a_group():
     weight = torch.nn.Parameter(torch.ones(2))
     assert local(weight) is weight
     assert on_any(True)
     assert not on_any(False)
+    assert union([(1, "a"), (2, "b"), (1, "a")]) == [(1, "a"), (2, "b")]
     with together("nothing"):
         pass
 
 
 def found_by(*names, processes=2):
-    """Return what the processes of sharded_models find, by the model."""
+    """Run sharded_models.py; return its findings by the name of the model."""
     process = start(
         "-m", "tests.zoo.sharded_models", *names, processes=processes
     )
@@ -152,7 +212,7 @@ def found_by(*names, processes=2):
 
 
 def differences(case, found):
-    """Yield what is not found as a case says."""
+    """Yield each finding that differs from what the case requires."""
     diff = found.pop("diff", None)
     if case.left is not None:
         if diff["same"] != case.same:
@@ -167,7 +227,7 @@ def differences(case, found):
 
 
 @pytest.mark.slow
-def test_sharded_models_are_judged_as_they_are():
+def test_sharded_models_get_the_right_verdict():
     found = found_by()
     assert [*found] == [*sharded_models.CASES]
     wrong = {
@@ -185,7 +245,7 @@ def test_four_ranks_hold_a_quarter_each():
     assert [found[name]["diff"]["same"] for name in names] == [1, 1, 0]
     assert found["tensor parallel"]["diff"]["partial"] == 5
     sentence = found["bias on every rank"]["diff"]["sentence"]
-    assert "has it 4 times" in sentence
+    assert "contains it 4 times" in sentence
 
 
 @pytest.mark.slow
@@ -195,13 +255,14 @@ def test_the_command_compares_on_all_ranks():
         "tests.zoo.sharded_models:NoReduction",
     )  # fmt: skip
     out, _ = process.communicate(timeout=120)
-    assert out.startswith("two functions over 2 ranks: they part at tests/")
+    said = "two functions over 2 ranks: they first differ at tests/"
+    assert out.startswith(said)
     assert out.count("an all_reduce is missing") == 1
     assert process.returncode == 1
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_others_in_a_sentence():
+def test_a_killed_rank_ends_the_others_with_a_sentence():
     process = start(
         "-m", "gpt_duet", "check", "tests.zoo.sharded_models:killed",
         "--only", "shape", "--only", "determinism", "--budget", "40s",

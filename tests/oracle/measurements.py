@@ -1,8 +1,8 @@
-"""Each property asserted directly, in float64 where a model can be.
+"""Measure the property of each check directly, in float64 if possible.
 
-`MEASUREMENTS[check](case)` raises an AssertionError where the property does
-not hold. Nothing here knows gpt_duet.invariants: these are the second opinion
-on its checks.
+`MEASUREMENTS[check](case)` raises an AssertionError if the property does not
+hold. This file does not use gpt_duet.invariants, so it is a second opinion on
+the checks there.
 """
 
 import copy
@@ -16,13 +16,13 @@ import torch
 from small_gpt import Attention, cross_entropy
 from torch import nn
 
-MODES = (False, True)  # of training
+MODES = (False, True)  # values of Module.training
 
 # --- A case: how to build, call and read a model ----------------------------
 
 
 class Function(nn.Module):
-    """A model that is a plain function."""
+    """A module that calls a plain function."""
 
     def __init__(self, function):
         super().__init__()
@@ -30,14 +30,14 @@ class Function(nn.Module):
 
 
 def build(case, seed=0):
-    """A fresh model in its own dtype and train mode."""
+    """Return a fresh model in its own dtype, in train mode."""
     torch.manual_seed(seed)
     model = case.build()
     return model if isinstance(model, nn.Module) else Function(model)
 
 
 def wide(case, seed=0):
-    """A fresh model in float64 if it works there, in eval mode."""
+    """Return a fresh model in eval mode, and in float64 if that works."""
     model = build(case, seed).eval()
     double = case.double and works(build(case).double(), case)
     return model.double() if double else model
@@ -57,7 +57,7 @@ def longest(case):
 
 
 def raw(answer):
-    """The tensor of scores in an answer, in whatever shape."""
+    """Return the tensor of scores from an answer of any kind."""
     if isinstance(answer, dict):
         answer = answer["logits"]
     if isinstance(answer, tuple):
@@ -67,25 +67,26 @@ def raw(answer):
 
 
 def scores(model, tokens, training=False, seed=1, **given):
-    """Scores as (batch, time, vocab), in a mode and from a seed."""
+    """Return scores (batch, time, vocab) in a mode, with a seed for draws."""
     if model.training != training:
         model.train(training)
     torch.manual_seed(seed)
-    with torch.set_grad_enabled(torch.is_grad_enabled()):  # put back after
+    # restore autograd's switch, even if the model changes it
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
         answer = raw(model(tokens, **given))
-    # an axis that is lost is a fault of its own, measured as a shape
+    # restore a batch axis that the model drops: only check_shape measures that
     return answer.reshape(len(tokens), -1, answer.size(-1))
 
 
 def rounding(tensor):
-    """What a sum in another order may change: a leak is larger."""
+    """Return a bound between rounding errors and leaks."""
     return 1e-10 if tensor.dtype == torch.float64 else 1e-3
 
 
 def same(a, b):
-    """Whether scores differ by rounding alone, relative to their spread.
+    """Return whether scores differ only by rounding, compared to their spread.
 
-    NaN differs from everything, an infinity from all but itself.
+    NaN equals nothing, and an infinity equals only itself.
     """
     spread = a[a.isfinite()].std(correction=0)
     gap = torch.where(a == b, 0.0, a - b).abs().max() / (1e-300 + spread)
@@ -93,13 +94,13 @@ def same(a, b):
 
 
 def same_first_row(tokens, case):
-    """Other texts, but for the first."""
+    """Return random texts, but with the first row of `tokens`."""
     other = draw(case, *tokens.shape, seed=1)
     return torch.cat([tokens[:1], other[1:]])
 
 
 def larger(model, factor):
-    """Weights amplified, and parameters that start at 0 drawn anew."""
+    """Return a copy with larger weights; redraw parameters that start at 0."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -110,8 +111,23 @@ def larger(model, factor):
     return model
 
 
+def gates(model):
+    """Yield copies of a model whose scalar parameters have other values.
+
+    In the first copy, each scalar that is 0 is redrawn. Each other copy
+    changes one scalar.
+    """
+    yield larger(model, 1)
+    for name, p in model.named_parameters():
+        for value in (-0.5, 0.1, 0.3, 1.0, *range(2, 9)) * (p.dim() == 0):
+            other = copy.deepcopy(model)
+            with torch.no_grad():
+                other.get_parameter(name).fill_(value)
+            yield other
+
+
 def trained(model):
-    """Numbers of a vector that start alike are apart."""
+    """Make the entries of each constant vector differ, as after training."""
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 1 and p.any() and (p == p[0]).all():
@@ -120,7 +136,7 @@ def trained(model):
 
 
 def refuses(call, *args):
-    """What a call raises, in words; "" where it is answered."""
+    """Return the message of the error that a call raises, or ""."""
     try:
         call(*args)
     except (ValueError, IndexError, RuntimeError) as error:
@@ -139,6 +155,8 @@ def check_shape(case):
         assert answer.shape == (*size, case.vocab_size)
     sliced = draw(case, 2, 7)[:, :-1]
     assert same(scores(model, sliced.contiguous()), scores(model, sliced))
+    turned = sliced.t().contiguous().t()
+    assert same(scores(model, sliced.contiguous()), scores(model, turned))
 
 
 def check_finite(case):
@@ -163,10 +181,10 @@ def check_finite(case):
 
 
 def suffixes(case, time):
-    """Splits, and two texts each that are the same before the split."""
+    """Return (split, text, text): two texts that agree before the split."""
     row, other = draw(case, 1, time), draw(case, 1, time, seed=1)
     without_0 = row.clamp(min=int(case.vocab_size > 2))
-    # ids far from the old ones: a suffix of zeros, the next ids, any
+    # pairs: old ids, and new ids (zeros, the next ids, or random ids)
     ends = (
         (without_0, torch.zeros_like(row)),
         (row, (row + 1) % case.vocab_size),
@@ -179,7 +197,7 @@ def suffixes(case, time):
 
 
 def optional(time):
-    """Arguments that a model may take, for one row: targets, positions."""
+    """Return optional arguments for one row, such as targets or positions."""
     at = torch.arange(time).view(1, -1)
     return {
         "targets": torch.where(at == time // 2 - 1, 0, -100),
@@ -190,15 +208,16 @@ def optional(time):
         "cu_seqlens": torch.tensor([0, time // 2, time]),
         "padding_mask": (at > 0).long(),
         "prefix": True,
+        "logits_to_keep": time,
     }
 
 
 def with_targets(model, tokens):
-    """What a model is given, too: nothing, then targets if it takes any."""
+    """Yield no arguments; then targets, if the model takes them."""
     names = inspect.signature(model.forward).parameters
     yield {}
     given = {"targets": torch.zeros_like(tokens)}
-    # a loss may come back without the scores
+    # only if the model returns scores and not just a loss
     if "targets" in names and raw(model(tokens, **given)).numel() > 1:
         yield given
 
@@ -218,6 +237,9 @@ def check_causality(case):
     if 100 < case.block_size < 200:
         lengths |= {100}
     runs = [(m, suffixes(case, n), {}) for m, n in product(models, lengths)]
+    runs += [
+        (m, [pair], {}) for m in gates(model) for pair in suffixes(case, 8)
+    ]
     frozen = wide(case).requires_grad_(False)
     runs += [(m, alone, {}) for m in (model, own, frozen)]
     names = inspect.signature(model.forward).parameters
@@ -247,7 +269,8 @@ def check_causality(case):
     if case.name.startswith("four_axes"):
         four = torch.ones(1, 1, time, time).tril().bool()
         runs.append((model, alone, {"attention_mask": four}))
-    if vocab < 5000:  # each id at the end
+    # for a small vocabulary, try one text that ends in each id
+    if vocab < 5000:
         ends = torch.arange(vocab).view(-1, 1, 1).expand(-1, 1, half)
         texts = [(half, row, torch.cat([start, end], 1)) for end in ends]
         runs.append((model, texts, {}))
@@ -270,7 +293,9 @@ def check_causality(case):
             continue
         splits, *both = zip(*texts, strict=True)
         if within is torch.inference_mode:
-            model = build(case)  # what it keeps cannot be trained with
+            # a new model, because tensors made in inference mode cannot be
+            # trained
+            model = build(case)
         try:
             with within():
                 one, two = (
@@ -278,8 +303,8 @@ def check_causality(case):
                     for rows in both
                 )
         except (AttributeError, IndexError, RuntimeError):
-            # the loss ignores no target; no kernel for two dtypes; a cache
-            # that takes one token, or that nothing has set up
+            # Some models need every target, or have no kernel for two dtypes.
+            # A cache may need a set-up, or take only single tokens.
             refused = {"targets", "use_cache"} & {*given}
             assert refused or within is kinds[-1][1]
             continue
@@ -323,7 +348,7 @@ def check_batch_independence(case):
         assert same(first, scores(model, others, training)[0])
     many, long = draw(case, 17, 5), draw(case, 5, min(case.block_size, 40))
     if "attention_mask" in inspect.signature(model.forward).parameters:
-        mask = torch.ones_like(tokens).triu()  # a column more in each row
+        mask = torch.ones_like(tokens).triu()  # row i hides i columns
         whole = scores(model, tokens, attention_mask=mask)
         for row, shown in enumerate(mask.bool()):
             one = {"attention_mask": mask[[row]]}
@@ -337,7 +362,7 @@ def check_batch_independence(case):
 
 
 def check_documents(case):
-    """Packed against alone, and each document replaced."""
+    """Require that a document has the scores that it has in its own row."""
     model, names = wide(case), inspect.signature(build(case).forward)
     for sizes, times, more in (
         ([10, 1, 2, 7], 1, 0),
@@ -375,7 +400,7 @@ def documents_are_apart(case, model, given, ids):
 
 
 def other_documents_are_apart(case, model, name):
-    """Of another row of the batch, and of the call before."""
+    """Require that other rows and earlier documents have no effect."""
     rows, ids = draw(case, 2, 8), torch.arange(8).repeat(2, 1) // 4
     ids[1] = torch.arange(8) // 6
     both = scores(model, rows, **{name: ids})
@@ -431,10 +456,16 @@ def check_determinism(case):
     for first, other in ((tokens, rows), (longer, ends)):
         scores(model, first)
         assert same(scores(model, other), scores(wide(case), other))
+    names, at = inspect.signature(model.forward).parameters, torch.arange(8)
+    for name in {"position_ids", "attention_mask", "doc_ids"} & {*names}:
+        one, two = ({name: (at >= k).long().expand(2, 8)} for k in (1, 5))
+        scores(model, tokens, **one)
+        again = scores(model, tokens, **two)
+        assert same(again, scores(wide(case), tokens, **two))
 
 
 def check_purity(case):
-    """Measure what a caller has set, before and after a call."""
+    """Compare the caller's tensors and settings before and after a call."""
     for training in MODES:
         model = wide(case).train(training)
         state = copy.deepcopy(model.state_dict())
@@ -444,7 +475,8 @@ def check_purity(case):
             before = torch.manual_seed(seed).get_state()
             model(given)
             after.append(torch.get_rng_state())
-        assert not torch.equal(*after)  # the seed is not set
+        # equal random states would show that the call has set the seed
+        assert not torch.equal(*after)
         assert torch.is_grad_enabled()
         assert {m.training for m in model.modules()} == {training}
         assert given.equal(tokens)
@@ -467,7 +499,7 @@ def check_initial_loss(case):
 
 
 def check_signal(case):
-    """Compare what norms answer two texts; measure attention's scores."""
+    """Require that norms tell texts apart, and scores are not too large."""
     model, kept = wide(case), {}
 
     def keep(module, args, answer):
@@ -488,7 +520,7 @@ def check_signal(case):
 
 
 def with_gradient(loss, weight):
-    """A loss and its gradient in one tensor; without a graph, the loss."""
+    """Return a loss joined with its gradient, if the loss has one."""
     if not loss.requires_grad:
         return loss.double()
     (grad,) = torch.autograd.grad(loss, weight, retain_graph=True)
@@ -512,7 +544,7 @@ def check_loss(case):
         try:
             answer = model(tokens, **{name: targets})
         except IndexError:
-            continue  # ignores no such number
+            continue  # the loss does not ignore targets with this mark
         assert targets.equal(own)
         if not training and answer[0] is not None:
             assert same(scores(model, tokens), raw(answer))
@@ -547,10 +579,10 @@ def check_gradient_flow(case):
         for name, p in model.named_parameters():
             if p.grad is not None and p.grad.to_dense().any():
                 if not p.grad.to_dense().abs().max() <= 1e-7 * largest:
-                    faint.discard(name)  # NaN is not faint
+                    faint.discard(name)  # a NaN gradient is not faint either
                 without.discard(name)
                 grad = p.grad.to_dense()
-                p.data -= 0.01 * grad.sign()  # zeros move
+                p.data -= 0.01 * grad.sign()  # moves parameters away from 0
                 if p.dim() and not name.startswith(("wte", "head")):
                     moved[name] = moved.get(name, 0) + grad.abs()
     assert not without
@@ -564,7 +596,7 @@ def check_gradient_flow(case):
 
 
 def require_scaled_loss(model, tokens):
-    """Twice the loss has twice the gradient."""
+    """Require that twice the loss has twice the gradient."""
     if "targets" not in inspect.signature(model.forward).parameters:
         return
     for training in MODES:
@@ -583,7 +615,7 @@ def require_scaled_loss(model, tokens):
 
 
 def check_gradients(case):
-    """Compare the largest entry of each gradient with differences."""
+    """Compare the largest entry of each gradient with finite differences."""
     model = larger(wide(case), 1)
     tokens = draw(case, 3, 6)
     tokens[:, -1] = tokens[:, 0]
@@ -613,7 +645,7 @@ def check_gradients(case):
         grad = p.grad.to_dense().flatten()
         largest = grad.abs().argmax().item()
         found, entry = grad[largest], p.data.view(-1)[largest]
-        # the wider step is for what is float32 inside
+        # two step sizes: the larger is for models that compute in float32
         slopes = [slope(entry, step, training) for step in (1e-5, 1e-2)]
         gap = min(abs(each - found) for each in slopes)
         assert 0 in slopes or gap <= 2e-3 * (1 + abs(found))
@@ -627,14 +659,15 @@ def check_state_dict(case):
     state = larger(fresh, 3).state_dict()
     for each in (fresh, other):
         each.load_state_dict(state)
-    # weights that are loaded, or changed, after an evaluation are used
+    # after an evaluation, the model must use the loaded or changed weights
     assert same(scores(fresh, tokens), scores(other, tokens))
     model.train(True)
     with torch.no_grad():
         for p, new in zip(model.parameters(), fresh.parameters(), strict=True):
             p.copy_(new)
     assert same(scores(fresh, tokens), scores(model, tokens))
-    for seed in (1, 2, 3):  # forwards in train mode may move buffers
+    # three calls in train mode, which may change buffers
+    for seed in (1, 2, 3):
         torch.manual_seed(seed)
         scores(model, tokens, True)
     fresh.load_state_dict(model.state_dict())
@@ -646,7 +679,7 @@ def check_dtype(case):
         return
     tokens = draw(case, 2, 8)
     for cast in ("double", "bfloat16", "half"):
-        # .to(dtype) would make complex buffers real, too
+        # .to(dtype) would drop the imaginary part of complex buffers
         model = getattr(build(case), cast)()
         floats = [p for p in model.parameters() if p.is_floating_point()]
         assert works(model, case)
@@ -655,10 +688,11 @@ def check_dtype(case):
     if {p.dtype for p in model.parameters()} == {torch.float64}:
         before = scores(model, tokens).detach()
         with torch.no_grad():
-            model.wte.weight.mul_(1 + 1e-9)  # which float64 feels
+            # a change that only float64 shows: float32 ignores it
+            model.wte.weight.mul_(1 + 1e-9)
         moved = (scores(model, tokens).detach() - before).abs().amax(-1)
         assert (moved > 0).all()
-    if 257 < case.block_size < 1000:  # positions differ in bfloat16, too
+    if 257 < case.block_size < 1000:  # bfloat16 must tell positions apart
         ids = torch.zeros(1, case.block_size).long()
         few, many = (
             len(torch.unique(model.embed(ids)[0], dim=0))
@@ -669,7 +703,8 @@ def check_dtype(case):
     for module in moved.modules():
         for value in vars(module).values():
             assert not isinstance(value, torch.Tensor) or value.is_meta
-    # to read a value is allowed, to mix devices is not
+    # an error about two devices is a fault; an error because "meta" tensors
+    # have no values is not
     mixed = "same device|two devices|expected device"
     assert not re.search(mixed, refuses(moved, tokens.to("meta")))
 
@@ -682,7 +717,7 @@ def check_length_limit(case):
 
 def check_vocabulary(case):
     model, vocab = wide(case), case.vocab_size
-    # a head that starts at 0 is drawn anew
+    # `larger` redraws a head that starts at 0
     answer = scores(larger(model, 1), draw(case, 4, 8)).flatten(0, 1)
     still = (answer == answer[0]).all(0) & (answer > answer.amax() - 30).all(0)
     assert still.sum() <= 1
@@ -696,7 +731,10 @@ def check_vocabulary(case):
 
 @torch.no_grad()
 def cached(model, piece, past, start, **mask):
-    """Scores of a piece and the cache after it, None where there is none."""
+    """Return the scores of a piece, and the cache or None.
+
+    None means that the model itself keeps the cache.
+    """
     taken = inspect.signature(model.forward).parameters
     if "past_key_values" in taken:
         more = {"past_key_values": past, "use_cache": True, **mask}
@@ -718,7 +756,7 @@ def cached(model, piece, past, start, **mask):
 
 
 def fed(model, tokens, sizes, mask=None):
-    """Scores of tokens that are fed in pieces of these sizes."""
+    """Return the scores of tokens that are fed in pieces of these sizes."""
     past, start, pieces = None, 0, []
     for piece in tokens.split(sizes, 1):
         end = start + piece.size(1)
@@ -745,7 +783,7 @@ def check_cache(case):
     for sizes, texts in product(ways, three):
         assert not refuses(fed, model, texts, sizes)
         assert same(scores(model, texts), fed(model, texts, sizes))
-    if getattr(model, "init_cache", None):  # two texts at once
+    if getattr(model, "init_cache", None):  # also decode two texts in turn
         past, second = model.init_cache(2), model.init_cache(2)
         before, _ = model.decode(tokens[:, :1], past)
         answer, _ = model.decode(tokens[:, 1:2], second)
@@ -764,7 +802,7 @@ def check_cache(case):
 
 
 def trained_loss(case, batches):
-    """Loss over the last fifth of 100 steps, each on new tokens."""
+    """Train on new batches; return the mean loss of the last 20 steps."""
     model = build(case)
     if case.vocab_size < 100:
         model = model.float()
@@ -777,7 +815,7 @@ def trained_loss(case, batches):
         loss.backward()
         for p in model.parameters():
             if p.grad is not None and p.grad.is_sparse:
-                p.grad = p.grad.to_dense()  # Adam takes no other
+                p.grad = p.grad.to_dense()  # AdamW takes no sparse gradients
         optimizer.step()
         losses.append(loss.item())
     return sum(losses[-20:]) / 20

@@ -1,4 +1,4 @@
-"""GPT-2 in NumPy, that keeps what it computes: a port in another language."""
+"""GPT-2 in NumPy; it records each array, as a port in C would dump it."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def softmax(x):
 
 
 def forward(w, ids, n_head, fault="", dtype=np.float32):
-    """Return (name, array) pairs in the order in which they are computed."""
+    """Return (name, array) pairs in the order of computation."""
     w = {name: array.astype(dtype) for name, array in w.items()}
     dump, time, shape = [], ids.shape[1], (*ids.shape, n_head, -1)
 
@@ -31,7 +31,7 @@ def forward(w, ids, n_head, fault="", dtype=np.float32):
     x = keep("embed", w["wte.weight"][ids] + w["wpe.weight"][places])
     for i in range(max(int(n.split(".")[1]) for n in w if n[:2] == "h.") + 1):
         p = {n.removeprefix(f"h.{i}."): a for n, a in w.items()}
-        here = i == 1  # the layer of the fault
+        here = i == 1  # whether this layer has the fault: layer 1
         shift = p["ln_1.bias"] * (0 if here and fault == "ln" else 1)
         n = keep(f"ln_{i}", norm(x, p["ln_1.weight"], shift))
         qkv = n @ p["attn.c_attn.weight"] + p["attn.c_attn.bias"]

@@ -1,7 +1,8 @@
-"""The decoder once more, in float64 NumPy and loops, to compare with.
+"""A reference decoder, written with loops in float64 NumPy.
 
-Written from the equations of Vaswani et al. 2017 and Radford et al. 2019,
-not from either style: no batch axis, no heads axis, one position at a time.
+It follows the equations of Vaswani et al. 2017 and Radford et al. 2019, not
+the code of either style. It has no batch axis and no axis of heads; it loops
+over positions.
 """
 
 import math
@@ -23,9 +24,9 @@ def softmax(scores):
 
 
 def masked_attention(query, key, value, visible):
-    """Attention of (time, d) arrays; visible[t][s] tells who sees whom.
+    """Attend over (time, d) arrays; position t sees s if visible[t][s].
 
-    Returns the mixtures and the weights.
+    Return the mixed values, and the weights.
     """
     mixed = np.zeros((len(query), value.shape[1]))
     weights = np.zeros((len(query), len(key)))
@@ -43,7 +44,7 @@ def linear(x, b, name):
 
 
 def causal_attention(x, b, n_head):
-    """Multi-head causal self-attention of one sequence (time, width)."""
+    """Return the causal self-attention of one sequence (time, width)."""
     parts = linear(x, b, "attn.c_attn").reshape(len(x), 3, n_head, -1)
     heads = [
         masked_attention(*parts[:, :, h].swapaxes(0, 1), np.tri(len(x)))[0]
@@ -62,7 +63,7 @@ def layer_norm(x, b, name, eps):
 
 
 def log_probs(state, config, tokens, eps):
-    """Log-probabilities (time, vocab) of one sequence of ids."""
+    """Return the log-probabilities (time, vocab) of one sequence of ids."""
     w = {name: tensor.double().numpy() for name, tensor in state.items()}
     activate = np.vectorize(ACTIVATIONS[config.activation], otypes=[float])
     x = w["wte.weight"][list(tokens)] + w["wpe.weight"][: len(tokens)]

@@ -1,8 +1,8 @@
-"""Facts are data: no code reads a sentence that the kit wrote.
+"""Facts are data: no code parses a sentence that the kit wrote.
 
-A sentence that is compared, cut or searched is a fact that a better wording
-breaks. What code may read are texts of others: of torch, of Python and of the
-user. A place where it does so is listed here, with whose text it is.
+Code that compares, splits or searches a sentence breaks when the sentence is
+reworded. Code may read the texts of torch, Python and the user. Each function
+that does so is listed here, with the author of the text.
 """
 
 import ast
@@ -13,15 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # fields of records that hold a sentence
 SENTENCES = {"message", "says", "reason", "note", "words", "open_text"}
-READS = {  # methods of a text
+READS = {  # methods of a string
     *("startswith", "endswith", "removeprefix", "removesuffix", "partition"),
     *("rpartition", "split", "rsplit", "replace", "find", "index", "count"),
 }
-SEARCHES = {  # functions of re, and methods of what it compiles
+SEARCHES = {  # functions of re, and methods of its patterns
     *("search", "match", "fullmatch", "findall", "finditer", "split", "sub"),
     "subn",
 }
-OF_OTHERS = {  # file, function: whose text it is
+OF_OTHERS = {  # file and function: the author of the text, and its subject
     ("shared/console.py", "run"): "of torch: memory is short",
     ("shared/running/meeting.py", "_find_gradients"): "of torch: no kernel",
     ("shared/running/meeting.py", "find_inputs"): "of the model: a refusal",
@@ -45,7 +45,7 @@ def sources():
 
 
 def is_sentence(node):
-    """Whether an expression is the text of an exception or a report's."""
+    """Return whether an expression is the text of an exception or a report."""
     if isinstance(node, ast.Attribute):
         return node.attr in SENTENCES
     return (
@@ -59,9 +59,9 @@ def is_sentence(node):
 
 
 def reads(node):
-    """Whether an expression compares, cuts or searches such a text."""
+    """Return whether an expression compares, splits or searches a sentence."""
     if isinstance(node, ast.Compare):
-        # a list without duplicates asks whether it has a sentence
+        # code may test whether a list already has a sentence
         member = isinstance(node.ops[0], ast.In | ast.NotIn)
         sides = [*([] if member else [node.left]), *node.comparators]
         empty = any(
@@ -77,7 +77,8 @@ def reads(node):
             isinstance(one, ast.Constant) and one.value == "\n"
             for one in node.args
         )
-        colours = name == "highlight_regex"  # by what was printed
+        # highlight_regex searches printed text
+        colours = name == "highlight_regex"
         return (
             (own and not lines) or colours or any(map(is_sentence, arguments))
         )
@@ -85,7 +86,8 @@ def reads(node):
 
 
 def readers(path, source):
-    """Yield the functions that read a sentence, with the line."""
+    """Yield (path, function, line) of each expression that reads a
+    sentence."""
 
     def walk(node, function):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -128,11 +130,11 @@ def test_a_reader_of_a_sentence_is_found(source):
         "result.status.startswith('a')",
     ],
 )
-def test_whoever_shows_a_sentence_does_not_read_it(source):
+def test_printing_a_sentence_is_allowed(source):
     assert not [*readers("x.py", source)]
 
 
-GONE = (  # places of a kind that the search above cannot see
+GONE = (  # former code that `readers` does not recognise
     "EITHER in first",
     'startswith(("failed", "error"))',
     'startswith("too noisy")',
@@ -146,7 +148,7 @@ GONE = (  # places of a kind that the search above cannot see
 
 
 @pytest.mark.parametrize("words", GONE)
-def test_a_place_that_read_a_sentence_stays_away(words):
+def test_code_that_read_sentences_does_not_return(words):
     assert not [file for file in sources() if words in file.read_text("utf-8")]
 
 

@@ -1,4 +1,4 @@
-"""An install: one package, beside a project with folders named as ours."""
+"""The kit installs as one package, next to folders with the kit's names."""
 
 import os
 import shutil
@@ -15,8 +15,11 @@ import gpt_duet
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("annotated", "mingpt_style", "shared", "benchmarks")
-FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "gpt_duet.py")
-# a user's project; its packages are called as the kit's folders
+FILES = (
+    *("setup.py", "pyproject.toml", "README.md", "LICENSE", "gpt_duet.py"),
+    "AGENTS.md",
+)
+# a user's project; its packages have the names of the kit's folders
 THEIRS = ("shared", "annotated", "benchmarks", "tests")
 BUILD = "from setuptools import build_meta as b; b.build_{}('dist')"
 BOTH_WORK = {
@@ -31,10 +34,10 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command, cwd, dependencies=False):
-    """Run a command as from a shell elsewhere, and return what it printed."""
+    """Run a command as if from a shell elsewhere, and return its output."""
     hidden = ("PYTHONPATH", "COVERAGE_PROCESS_CONFIG")
     env = {k: v for k, v in os.environ.items() if k not in hidden}
-    if dependencies:  # of this environment, but not the checkout's own finder
+    if dependencies:  # packages of this environment, but not the checkout
         env["PYTHONPATH"] = str(Path(torch.__file__).parents[1])
     done = subprocess.run(
         [*map(str, command)],
@@ -82,7 +85,7 @@ class Environment:
 
 
 def build(folder, kind):
-    """Build what `pip install` or `pip install -e` installs."""
+    """Build the wheel that `pip install` or `pip install -e` installs."""
     run(sys.executable, "-c", BUILD.format(kind), cwd=folder)
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
@@ -111,7 +114,7 @@ def wheels(checkout):
 
 @pytest.fixture(scope="module")
 def installed(wheels, tmp_path_factory):
-    """An environment with the wheel."""
+    """Make an environment in which the wheel is installed."""
     environment = Environment(tmp_path_factory.mktemp("user"))
     names = environment.install(wheels["wheel"])
     assert {name for name in names if "dist-info" not in name} == {"gpt_duet"}
@@ -120,7 +123,7 @@ def installed(wheels, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Make a user's project; it works by its own packages alone."""
+    """Make a user's project, which works without the kit."""
     folder = tmp_path_factory.mktemp("project")
     for name in THEIRS:
         (folder / name).mkdir()
@@ -159,10 +162,12 @@ def test_all_packages_and_their_files_are_in_the_wheel(installed):
         "import gpt_duet; print(*map(gpt_duet.__getattr__, gpt_duet.__all__))"
     )
     assert "GPTConfig" in installed.python(code)
+    agents = (ROOT / "AGENTS.md").read_text("utf-8")
+    assert installed.duet("agents") == agents
 
 
 def test_pytest_finds_the_plugin_of_the_wheel(installed, tmp_path):
-    """Beside other plugins, in a project without a test file."""
+    """Other plugins are installed, and the project has no test file."""
     (tmp_path / "tiny.py").write_text(MODEL)
     (tmp_path / "pyproject.toml").write_text(
         "[tool.gpt-duet.targets.'tiny:Tiny']\nonly = ['shape', 'causality']\n"
@@ -171,7 +176,8 @@ def test_pytest_finds_the_plugin_of_the_wheel(installed, tmp_path):
     python = installed.scripts / "python"
     out = run(python, *words, cwd=tmp_path, dependencies=True)
     assert "2 passed" in out
-    assert f"gpt-duet-{gpt_duet.__version__}" in out  # of pytest's plugins
+    # pytest lists the plugin
+    assert f"gpt-duet-{gpt_duet.__version__}" in out
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
@@ -187,11 +193,12 @@ def test_a_project_with_packages_named_as_ours(
         before = contents(environment.packages)
         environment.install(both[name])
         after = contents(environment.packages)
-        assert before.items() <= after.items()  # nothing is overwritten
+        assert before.items() <= after.items()  # no file was overwritten
         brought[name] = {k: v for k, v in after.items() if k not in before}
     for code in BOTH_WORK.values():
         environment.python(code)
-        environment.python(code, cwd=project)  # as in their checkout
+        # run in the folder of a user's project
+        environment.python(code, cwd=project)
     distribution = {"kit": "gpt-duet", "theirs": "mine"}
     environment.pip("uninstall", "-y", distribution[first])
     assert contents(environment.packages) == brought[second]
@@ -200,7 +207,7 @@ def test_a_project_with_packages_named_as_ours(
     assert not contents(environment.packages)
 
 
-def test_the_command_beside_folders_named_as_ours(installed, project):
+def test_the_command_runs_next_to_folders_named_as_ours(installed, project):
     expression = "annotated.model:make_model(9, N=1, d_model=8, d_ff=8, h=2)"
     out = installed.duet("check", expression, "--only", "check_shape")
     assert "1 passed" in out

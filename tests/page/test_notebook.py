@@ -37,13 +37,13 @@ class Sums(GPT):
     def forward(self, idx):
         return self.head(self.table(idx).cumsum(1))
 """
-pytestmark = pytest.mark.unhooked  # about frames
+pytestmark = pytest.mark.unhooked  # --check-shapes would add frames
 FILE = "/tmp/ipykernel_14836/3222181130.py"
 
 
 @pytest.fixture
 def cell(monkeypatch):
-    """Run SOURCE as IPython does, as the second cell; its names."""
+    """Run SOURCE as IPython would run the second cell; return its names."""
     name = {FILE: ("Cell", "In[2]")}
     compiler = SimpleNamespace(format_code_name=name.get)
     shell = SimpleNamespace(compile=compiler)
@@ -64,7 +64,7 @@ def test_an_error_of_the_model_is_shown_with_the_users_frames(cell):
     files = [entry.path for entry in raised.traceback]
     room = str(Path(gpt_duet.__file__).parent)
     kits = [str(f) for f in files if str(f).startswith(room)]
-    assert len(kits) == 1  # what calls the function itself
+    assert len(kits) == 1  # only the frame that calls the function
     frames, cause = [], error.__cause__
     while cause is not None:
         at = cause.__traceback__
@@ -98,7 +98,8 @@ def test_results_are_shown_as_they_are_printed(cell):
 
 
 def test_the_map_of_influence_is_a_picture(cell):
-    found = gpt_duet.influence(cell.Sums())  # of drawn tokens
+    # no tokens are given, so `influence` draws some
+    found = gpt_duet.influence(cell.Sums())
     assert found.shape == (8, 8)
     assert found._repr_html_().startswith("<svg")
     assert type(found + 1) is torch.Tensor
@@ -109,7 +110,7 @@ def test_the_map_of_influence_is_a_picture(cell):
 
 @pytest.mark.parametrize("place", ["notebook", "terminal", "pipe"])
 def test_progress_is_a_line_while_it_takes_long(cell, place, monkeypatch):
-    """Where a person looks on, and in their stream alone; then it is gone."""
+    """Notebooks and terminals show the line until the end; pipes do not."""
     shell = sys.modules["IPython"].get_ipython()
     shell.kernel = True if place == "notebook" else None
     streams = io.StringIO(), io.StringIO()
@@ -125,7 +126,7 @@ def test_progress_is_a_line_while_it_takes_long(cell, place, monkeypatch):
             line.set_description_str("tokens")
         diff_by_value(cell.GPT, cell.Sums, [1, 2, 3])
     monkeypatch.setattr(notebooks, "PATIENCE", 0.01)
-    with notebooks.progress() as line:  # comes while nothing is said
+    with notebooks.progress() as line:  # the line appears during one long step
         line.set_description_str("one long step")
         end = time.monotonic() + 10 * (place != "pipe")
         while time.monotonic() < end and not any(

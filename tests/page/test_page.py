@@ -1,4 +1,4 @@
-"""gpt-duet compare --html: what is in the page, and what it is made of."""
+"""gpt-duet compare --html: what the page shows, and how it is built."""
 
 import base64
 import re
@@ -36,7 +36,7 @@ def models():
 
 @pytest.fixture
 def scale_weights(monkeypatch):
-    """Let annotated read one tensor wrong by a factor."""
+    """Return a function that makes annotated scale one tensor wrongly."""
     right = annotated.from_gpt2
 
     def scale(name, factor):
@@ -53,7 +53,7 @@ def scale_weights(monkeypatch):
 # The page
 
 
-def test_it_is_one_small_valid_file_with_every_section(tmp_path):
+def test_the_page_is_one_small_valid_file_with_every_section(tmp_path):
     html5lib = pytest.importorskip("html5lib")
     page = hostile_page(tmp_path)
     with page.open("rb") as file:
@@ -63,7 +63,7 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
     with pytest.raises(html5lib.html5parser.ParseError):
         html5lib.HTMLParser(strict=True).parse("<!doctype html><p></b>")
     text = page.read_text(encoding="utf-8")
-    assert data_of(page)["walk"]["others"] == {}  # a text of one's own
+    assert data_of(page)["walk"]["others"] == {}  # only the user's text
     assert len(text.encode()) < 2_000_000
     assert not re.findall(r'(?:src|href|action|data)="(?!#|data:)[^"]*', text)
     assert text.index('id="walk"') < text.index('id="concepts"')
@@ -83,11 +83,11 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
     ):
         assert words in text, words
     assert 'class="gap far"' not in text
-    # the last norms; not the style's own, which did not run
+    # both last norms are torch's; the style's own norm did not run
     assert text.count("<span>nn.LayerNorm</span>") == 2
     assert text.count("<span>LayerNorm</span>") == 0
     assert text.count("(not in the model that ran)") == 3
-    # all of the source is there, with its line numbers
+    # the page has all of the source, with line numbers
     lines = {
         "".join(e.itertext()).rstrip("\n")
         for e in tree.iterfind(".//span[@class]")
@@ -112,7 +112,7 @@ def test_two_functions_are_told_apart(tmp_path, scale_weights):
     assert 'class="gap far"' in text
     walk = data_of(page)["walk"]
     place = f'<a href="#step-{walk["steps"][walk["opens"]]["name"]}">'
-    assert f"{place}Where they part</a>" in text
+    assert f"{place}Where they first differ</a>" in text
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_style_that_sees_the_future_is_caught(tmp_path, monkeypatch):
     words = ("annotated", "third_style")
     page = make_page(tmp_path, *words, status=1, walk=True)
     assert page.read_text().count("sees the future: up to") == 1
-    assert "Here is no forward pass" not in page.read_text()
+    assert "does not show a forward pass" not in page.read_text()
     early = data_of(page)["influence"]["early"]
     assert early[0] == 0
     assert early[1] > 1e-4
@@ -130,8 +130,9 @@ def test_a_style_that_sees_the_future_is_caught(tmp_path, monkeypatch):
 def test_float64_and_a_bound_of_1e_12_replace_an_old_page(tmp_path):
     (tmp_path / "page.html").write_text("old")
     text = make_page(tmp_path, "--text=abc", "--dtype=float64").read_text()
-    assert "float64 rounding alone can cause up to 1.0e-12" in text
-    assert "or have more than 0 parameters" in text  # see make_page
+    assert "float64 rounding can cause up to 1.0e-12" in text
+    # make_page sets this limit
+    assert "or have more than 0 parameters" in text
     assert text.endswith("</html>\n")
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
@@ -141,11 +142,12 @@ def test_the_default_is_made_in_time_and_small(duet, tmp_path):
     start = time.process_time()
     status, _, _ = duet("compare", "--html", tmp_path / "page.html")
     assert status == 0
-    assert time.process_time() - start < 40  # 20 s on each of 2 cores
+    # 40 s of CPU time: 20 s on each of 2 cores
+    assert time.process_time() - start < 40
     assert (tmp_path / "page.html").stat().st_size < 2**21
 
 
-# Its parts
+# The parts of the page
 
 
 def test_flops_are_the_formulas(models):

@@ -1,4 +1,4 @@
-"""gpt-duet compare --html: the page in a real browser."""
+"""The page of gpt-duet compare --html in a real browser."""
 
 import base64
 import itertools
@@ -30,7 +30,9 @@ def pixels(browser, canvas):
     )
 
 
-def test_in_either_theme_no_error_no_request_and_contrast(browser, page):
+def test_a_page_in_either_theme_has_no_error_no_request_and_contrast(
+    browser, page
+):
     maps = []
     for dark in (False, True):
         browser.open_by_itself(page, dark=dark)
@@ -43,8 +45,8 @@ def test_in_either_theme_no_error_no_request_and_contrast(browser, page):
 
 
 def test_what_is_smuggled_in_does_not_run(browser, page, tmp_path):
-    # were the escaping to fail, the page's own policy would still hold;
-    # and the console is shown to speak up
+    # Even if the escaping failed, the page's content security policy would
+    # block scripts. The test also shows that the console reports errors.
     tampered = tmp_path / "tampered.html"
     smuggled = (
         "<main><img src=x onerror='window.smuggled=1'>"
@@ -88,18 +90,19 @@ def test_a_click_in_the_drawing_leads_to_the_concept(browser, page, width):
             "return document.querySelector(arguments[0])"
             ".closest('article').getBoundingClientRect().top", target,
         )  # fmt: skip
-        assert 0 <= top < 150  # with the heading above the source
+        assert 0 <= top < 150  # the heading is above the source
 
 
 def test_the_influence_maps_tell_their_numbers(browser, page):
     browser.open(page)
     browser.one("#influence-right").send_keys("\ue015")
     readout = browser.one("#influence-readout").text
-    assert "changes the prediction after 1" in readout
+    assert "moves the log-probabilities after 1" in readout
 
 
 def test_names_that_correspond_light_up_together(browser, page):
-    browser.open(page, at="concept-attention")  # a link unfolds it
+    # a link to the section unfolds it
+    browser.open(page, at="concept-attention")
     concept = "#concept-attention .code"
     assert browser.all(f"{concept} .lit") == []
     name = browser.one(f"{concept}.left .brief [data-term='heads']")
@@ -133,7 +136,7 @@ def test_nothing_overflows(browser, page, width):
         " && !e.closest('.code, .scroll')}).map(e => e.outerHTML).slice(0, 3)"
     )
     assert cut == []
-    out = browser.js(  # a text of the drawing and its box
+    out = browser.js(  # the texts in the drawing that their boxes cut off
         "return [...document.querySelectorAll('.drawing a > *')]"
         ".filter(e => e.scrollWidth > e.clientWidth + 1 ||"
         " e.clientHeight > 1.5 * parseFloat(getComputedStyle(e).lineHeight))"
@@ -142,7 +145,7 @@ def test_nothing_overflows(browser, page, width):
     assert out == []
 
 
-@pytest.mark.unhooked  # which shows its own frames on the page
+@pytest.mark.unhooked  # with --check-shapes, the page shows frames of the hook
 def test_columns_on_a_desk_and_stacked_on_a_phone(browser, page):
     places = (
         "return ['left', 'right'].map(side => document.querySelector("
@@ -167,12 +170,13 @@ def test_columns_on_a_desk_and_stacked_on_a_phone(browser, page):
     assert right[1] > left[1]
 
 
-def test_it_prints(browser, page):
+def test_the_page_is_printed_with_what_is_folded(browser, page):
     browser.open(page, width=1047, media="print")
     assert browser.js("return document.documentElement.scrollWidth") <= 1047
     assert not browser.one("nav").is_displayed()
     shown = "return document.querySelector(arguments[0]).checkVisibility()"
-    assert browser.js(shown, "#concept-attention .code")  # folded on a screen
+    # in print the source is shown, though on a screen it is folded
+    assert browser.js(shown, "#concept-attention .code")
     printed = browser.driver.execute_cdp_cmd("Page.printToPDF", {})
     pdf = base64.b64decode(printed["data"])
     assert pdf.startswith(b"%PDF")
@@ -204,7 +208,7 @@ def test_links_headings_and_names_for_those_who_listen(browser, page):
     assert browser.js("return document.documentElement.lang") == "en"
 
 
-def test_a_third_style(browser, tmp_path):
+def test_the_page_shows_a_third_style(browser, tmp_path):
     page = make_page(tmp_path, "annotated", "third_style")
     text = page.read_text()
     assert "(does not say)" in text

@@ -1,4 +1,4 @@
-"""The walk through a forward pass: what is in the page, and in a browser."""
+"""The walk through a forward pass, in the page's data and in a browser."""
 
 import base64
 import copy
@@ -19,7 +19,12 @@ from gpt_duet.checkpoint import SMALL_MODEL, load_checkpoint
 from gpt_duet.comparison.page.folding import fold
 from gpt_duet.comparison.page.kinds import name_kinds
 from gpt_duet.comparison.page.value_maps import ValueMaps, find_factors
-from gpt_duet.comparison.page.walk import fold_steps, make_walk, next_tokens
+from gpt_duet.comparison.page.walk import (
+    fold_steps,
+    make_walk,
+    next_tokens,
+    without_inner,
+)
 from gpt_duet.comparison.values import diff_by_value
 from gpt_duet.comparison.values.layouts import as_table
 from gpt_duet.mingpt_style.ladder import FullGPT
@@ -27,19 +32,28 @@ from gpt_duet.tokenization.texts import default_passage
 from gpt_duet.tokenization.tokenizers import DEFAULT, load_tokenizer
 
 pytestmark = [
-    pytest.mark.unhooked,  # as for every diff by value
+    # with --check-shapes, frames of the hook would be recorded
+    pytest.mark.unhooked,
     pytest.mark.xdist_group("browser"),
 ]
 
 
+def test_a_comprehension_is_named_by_its_function():
+    for inner in ("listcomp", "setcomp", "dictcomp", "genexpr"):
+        assert without_inner(f"Attention.project.<{inner}>") == (
+            "Attention.project"
+        )
+    assert without_inner("make.<locals>.forward") == "make.<locals>.forward"
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The walk of both styles on the small model."""
+    """Return a page with the walk of both styles on the small model."""
     folder = tmp_path_factory.mktemp("walk")
     return page_of(folder, "diff", "annotated", "mingpt_style")
 
 
-# the kinds of both styles' steps; layers after the first are folded
+# the kinds of the steps of both styles; only the first layer is unfolded
 KINDS = [
     "token", "position", "embedding", "norm", "project", "scores", "mask",
     "probabilities", "mix", "join", "residual_attention", "second_norm",
@@ -79,7 +93,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
         "<h3>head</h3>",
     ):
         assert words in text
-    # one-sided steps are folded under the next one that both sides have
+    # a step that only one side has is folded under the next step of both
     folded = {s["name"]: s["places"] for s in walk["steps"] if not s["kind"]}
     assert list(folded) == ["1a", "5a", "6a"]
     assert all(None in places for places in folded.values())
@@ -93,7 +107,8 @@ def test_a_page_of_its_own_is_small_and_strict(page):
 
 @pytest.mark.parametrize(
     ("build", "same_line"),
-    # heads in a loop; a norm written out, and one line for both additions
+    # FullGPT loops over heads; annotated writes out its norm, and adds both
+    # residuals on one line
     [
         (FullGPT, []),
         (annotated.build_model, ["second_norm", "residual_feed_forward"]),
@@ -113,7 +128,8 @@ def test_kinds_follow_from_values_and_not_from_names(
     monkeypatch.setattr("gpt_duet.comparison.page.walk.MAPS", len(rows))
     walk = make_walk(found, str)
     steps = walk["data"]["steps"]
-    assert max(len(step["layers"]) for step in steps) == 1  # room for one
+    # the page has room for the maps of one layer
+    assert max(len(step["layers"]) for step in steps) == 1
     said = " ".join(step.remarks[0] for step in walk["steps"])
     assert "replaced" not in said  # no checkpoint was loaded
     assert ("In this run it holds sines" in said) == bool(same_line)
@@ -122,7 +138,7 @@ def test_kinds_follow_from_values_and_not_from_names(
 def test_equal_values_are_one_map(page):
     walk = data_of(page)["walk"]
     pairs = [m for s in walk["steps"] for m in s["maps"] if None not in m]
-    # of each of the four heads every probability, as the model has it
+    # each probability of the four heads equals the model's
     square = next(s for s in walk["steps"] if s["kind"] == "probabilities")
     number = square["maps"][1][0]
     assert walk["columns"][number] == [96, 96, 4, 96]
@@ -151,7 +167,7 @@ def test_a_map_is_what_it_shows():
     maps = ValueMaps(3, 3)
     value = torch.tensor([[0.0, 1.0, -2.0], [-torch.inf, 0.5, 2.0], [1, 1, 1]])
     left, right = maps.numbers(value.view(1, 3, 3), value.unsqueeze(1))
-    assert left == right  # the right is laid out as the left
+    assert left == right  # the right has the layout of the left
     data = np.frombuffer(base64.b64decode(maps.found[left]), np.uint8)
     assert data[:9].tolist() == [128, 192, 1, 0, 160, 255, 192, 192, 192]
     numbers = data[9:].view("<f4").reshape(3, 3)
@@ -160,12 +176,12 @@ def test_a_map_is_what_it_shows():
     heads = torch.arange(18.0).view(1, 2, 3, 3)
     number, _ = maps.numbers(heads, None, square=True)
     numbers = base64.b64decode(maps.found[number])[18:]
-    beside = heads[0].movedim(0, 1).reshape(3, 6)  # both heads of a position
+    beside = heads[0].movedim(0, 1).reshape(3, 6)  # a position's two heads
     assert np.frombuffer(numbers, "<f4").tolist() == beside.flatten().tolist()
 
 
 class Biased(nn.Module):
-    """One head: how its scores are made is the argument."""
+    """A model with one head, whose scores a given function computes."""
 
     def __init__(self, score):
         super().__init__()
@@ -217,11 +233,11 @@ def test_scores_are_taken_apart_into_query_and_key(score, factor):
 @pytest.mark.parametrize("size", [12, 300])
 def test_the_likeliest_tokens_and_the_others_make_a_softmax(size):
     scores = torch.randn(9, size, dtype=torch.float64)
-    scores[:, 2] = -torch.inf  # a token that never comes
-    tokens = [0, *range(8)]  # after position 2 it is in the text
+    scores[:, 2] = -torch.inf  # this token has probability 0
+    tokens = [0, *range(8)]  # it follows position 2 here
     log_probs = scores.log_softmax(-1)
     found = next_tokens(log_probs, tokens, 9)
-    json.dumps(found, allow_nan=False)  # else no browser reads the page
+    json.dumps(found, allow_nan=False)  # JSON has no NaN
     for row, rests, log_p in zip(
         found["rows"], found["rests"], log_probs, strict=True
     ):
@@ -248,7 +264,7 @@ def test_folded_source_is_what_a_lecture_would_show():
     assert not any("raise" in line.code for line in shown)
     forward = inspect.getsource(mingpt_style.CausalSelfAttention.forward)
     shown = [x for x in fold(forward, 1, {}) if x.kind != "fold"]
-    assert not any("append" in line.code for line in shown)  # for a cache
+    assert not any("append" in line.code for line in shown)  # no cache
     assert any("is_causal = " in line.code.striptags() for line in shown)
     assert "".join(fold("    half an", 1, {})[0].code.striptags()) == "half an"
 
@@ -261,7 +277,7 @@ def test_folded_source_is_what_a_lecture_would_show():
         ((1, 5, 5), (5, 5), 1),
         ((1, 2, 5, 5), (5, 10), 2),
         ((1, 2, 5, 4), (5, 8), 2),
-        ((2, 5, 4), (5, 4), 1),  # two rows: the first
+        ((2, 5, 4), (5, 4), 1),  # of two rows, the first is shown
         ((1, 5, 1), (5, 1), 1),
         ((1, 7, 3), (1, 21), 1),
     ],
@@ -293,8 +309,8 @@ def test_two_models_that_part_with_hostile_names_and_texts(tmp_path):
     html5lib.HTMLParser(strict=True).parse(text)
     assert text.count("<script") == 2
     assert "<img" not in text
-    assert "they part at mingpt_style/feed_forward.py:" in text
-    assert "<h3>where they part</h3>" in text
+    assert "they first differ at mingpt_style/feed_forward.py:" in text
+    assert "<h3>where they first differ</h3>" in text
     walk = data_of(page)["walk"]
     steps = {step["name"]: step for step in walk["steps"]}
     last = steps[max(steps, key=lambda name: int(name.rstrip("abc")))]
@@ -305,7 +321,7 @@ def test_two_models_that_part_with_hostile_names_and_texts(tmp_path):
 
 @pytest.fixture(scope="module")
 def parting(tmp_path_factory):
-    """The walk of two models that part, behind a line of one side alone."""
+    """Return a page about two models; only one has an extra line."""
     folder = tmp_path_factory.mktemp("parting")
     source = folder / "again.py"
     source.write_text(
@@ -328,7 +344,7 @@ def parting(tmp_path_factory):
     other = f"{source}:build(Detached)"
     words = ("diff", first, other, "--gradients")
     walk = data_of(page_of(folder, *words, status=1))["walk"]
-    assert walk["opens"] == 0  # the values are the same
+    assert walk["opens"] == 0  # no value differs
     return page_of(folder, "diff", first, f"{source}:build(Again)", status=1)
 
 
@@ -343,8 +359,8 @@ def test_the_page_opens_where_two_models_part(parting):
 
 # --- In a browser -----------------------------------------------------------
 
-# Names of code that a side's remark has and its excerpt does not show: the
-# first line stays in place, over those that are scrolled.
+# A script that returns names from a side's remark that are not visible in its
+# excerpt of code. The first line of an excerpt does not scroll.
 UNSEEN = """
 const side = document.getElementById(`walk-${arguments[0]}`);
 const box = side.querySelector(".walk-source:not([hidden]) .cell");
@@ -394,7 +410,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     assert "self.transformer.wte(idx)" in lit(browser, "right")[0]
     browser.look_at(browser.one("#walk-title"))
     browser.one("#walk-title").click()
-    press(browser, "ARROW_RIGHT")  # over the step of one side alone
+    press(browser, "ARROW_RIGHT")  # skips a step that only one side has
     assert at(browser).startswith("step 2 of ")
     title = browser.one("#walk-title").text
     assert title == "Look the positions up"
@@ -409,10 +425,10 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
         "equals a result of mingpt_style"
         in browser.one("#walk-right .walk-place").text
     )
-    assert lit(browser, "right") == []  # a step of the left alone
+    assert lit(browser, "right") == []  # the right side has no such step
     browser.look_at(browser.one("#walk-on"))
     browser.one("#walk-on").click()
-    press(browser, "ARROW_LEFT", 5)  # not beyond the first
+    press(browser, "ARROW_LEFT", 5)  # stop at the first step
     assert at(browser).startswith("step 1 of ")
     back = browser.one("#walk-back")
     assert back.get_attribute("aria-disabled") == "true"
@@ -447,7 +463,7 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
     line.click()
     assert at(browser) != before
     assert "weights @ value" in lit(browser, "left")[0]
-    for name in "6789":  # one call, four steps: each click leads on
+    for name in "6789":  # a click on a call shows the next step
         line = browser.one("#walk-right .walk-source:not([hidden]) .lit")
         browser.look_at(line)
         line.click()
@@ -456,7 +472,7 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
 
 def test_text_map_and_buttons_are_in_one_view(browser, page):
     tops = []
-    for number in range(1, len(KINDS)):  # the last one has bars
+    for number in range(1, len(KINDS)):  # the last step has bars
         browser.open(page, at=f"step-{number}")
         browser.wait_for_focus("#walk-title")
         bottom = browser.js(
@@ -467,12 +483,12 @@ def test_text_map_and_buttons_are_in_one_view(browser, page):
         tops.append(browser.top("#walk-left canvas"))
         for side in ("left", "right"):
             assert browser.js(UNSEEN, side) == [], number
-    assert max(tops[5:9]) - min(tops[5:9]) < 1  # scores to mixed values
+    assert max(tops[5:9]) - min(tops[5:9]) < 1  # from scores to mixed values
     browser.js("scrollBy({top: 300, behavior: 'instant'})")
     assert 0 <= browser.top(".walk-bar") < 60
     browser.js("document.activeElement.blur()")
     browser.js("scrollTo({top: 0, behavior: 'instant'})")
-    press(browser, "ARROW_LEFT")  # a key brings the step into view
+    press(browser, "ARROW_LEFT")  # the key scrolls to the step
     browser.wait_for_focus("#walk-title")
     assert 0 <= browser.top(".walk-bar") < 60
     tiles = browser.all("#walk-tokens button")
@@ -482,10 +498,10 @@ def test_text_map_and_buttons_are_in_one_view(browser, page):
         browser.wait_for_focus("#walk-title")
         for side in ("left", "right"):
             assert browser.js(UNSEEN, side) == [], number
-        if number == 7:  # the line that makes the mask None
+        if number == 7:  # the step in which a line sets the mask to None
             line = browser.one("#walk-right .walk-source:not([hidden]) .named")
             assert "mask, is_causal = None, True" in line.text
-    for width in (1280, 1440, 1920):  # no line of a source is cut
+    for width in (1280, 1440, 1920):  # no line is cut off at these widths
         browser.open(page, width=width, at="step-7")
         browser.one("#walk-all").click()
         cut = browser.js(
@@ -502,7 +518,8 @@ def test_a_link_leads_to_its_step(browser, page):
     assert at(browser) == f"step {last} of {last}"
     what = browser.one("#walk .bars").text
     assert what.startswith("After token 5, where the text so far ends")
-    # the likeliest, the actual one where it is not of them, and the others
+    # the likeliest tokens, the actual next token if it is not one of them, and
+    # the rest
     assert what.count("%") in (21, 22)
     assert what.count("\u2190 in the text") == 1
     assert not browser.one("#walk-left canvas").is_displayed()
@@ -570,12 +587,12 @@ def test_a_token_is_followed_through_all_steps(browser, page):
     WebDriverWait(browser.driver, 10).until(
         lambda _: at(browser).startswith("step 3 of ")
     )
-    press(browser, "ARROW_RIGHT")  # a step of one's own is a pause
+    press(browser, "ARROW_RIGHT")  # stepping pauses the walk
     assert button.text == "Play"
     assert at(browser).startswith("step 4 of ")
     browser.js("scrollTo({top: 0, behavior: 'instant'});"
                "document.getElementById('walk-layer').focus()")  # fmt: skip
-    browser.driver.switch_to.active_element.send_keys("p")  # chooses nothing
+    browser.driver.switch_to.active_element.send_keys("p")  # no layer
     assert button.text == "Pause"
     assert 0 <= browser.top("#walk-title") < 450
     browser.js("scrollBy({top: 900, behavior: 'instant'})")
@@ -630,7 +647,7 @@ def test_a_cell_s_score_is_worked_out(browser, page):
         cell = browser.one("#walk-left .walk-cell").text
         assert float(cell.rpartition(" ")[2]) == pytest.approx(score, 0.06)
         press(browser, "ARROW_RIGHT")
-    # the cell stays chosen: the next steps mask it, and take its exponential
+    # the cell stays chosen while the next steps mask it and exponentiate it
     press(browser, "ARROW_LEFT")
     for step, words in ((7, "it becomes \u2212\u221e."), (8, "is 0.")):
         browser.js("location.hash = arguments[0]", f"step-{step}")
@@ -671,7 +688,7 @@ def test_layer_and_token_are_chosen(browser, page):
     def numbers():
         return browser.one("#walk-left .walk-numbers").text
 
-    def cell(row, column):  # the pointer in the middle of a cell
+    def cell(row, column):  # move to the middle of a cell
         canvas = browser.one("#walk-left canvas")
         browser.look_at(canvas)
         size = canvas.size["width"] / 24
@@ -689,13 +706,13 @@ def test_layer_and_token_are_chosen(browser, page):
     assert numbers() != said
     canvas = browser.one("#walk-left canvas")
     browser.look_at(canvas)
-    canvas.click()  # in the middle, between two rows
+    canvas.click()  # its middle is between two rows
     chosen = browser.one("#walk-token").get_attribute("value")
     assert chosen in ("11", "12")
     assert numbers().startswith(chosen)
-    assert not browser.one("#walk-right figure").is_displayed()  # one map
+    assert not browser.one("#walk-right figure").is_displayed()  # a shared map
     assert browser.one("#walk-both").is_displayed()
-    # a tile, a cell and a head of the probabilities
+    # choose a token, then a cell, then a head of the probabilities
     browser.driver.get(f"{page.as_uri()}#step-8")
     browser.all("#walk-tokens button")[3].click()
     assert browser.one("#walk-token").get_attribute("value") == "3"
@@ -709,11 +726,11 @@ def test_layer_and_token_are_chosen(browser, page):
     assert browser.one("#walk-token").get_attribute("value") == "6"
     assert f"“·is” {float(share):.2g}" in numbers()
     cell(0, 0).click().perform()
-    # nothing masked
+    # here nothing is masked
     assert numbers() == "0 “The” attends (looks) most to “The” 1"
     cell(0, 6).click().perform()
     assert "may not look at “·used”" in said.text
-    press(browser, "ARROW_RIGHT")  # the focus is in the map
+    press(browser, "ARROW_RIGHT")  # the map has the focus
     assert "may not look at “·to”" in said.text
     assert [e.text for e in browser.all("#walk-left .columns span")][4] == "4"
     first = pixels()
@@ -738,7 +755,7 @@ def test_the_whole_source_is_one_box_away(browser, page):
     assert before[0] not in shown()
 
 
-def test_where_two_models_part_nothing_is_predicted(browser, tmp_path):
+def test_a_walk_of_two_models_that_differ_predicts_nothing(browser, tmp_path):
     source = tmp_path / "model.py"
     source.write_text(
         "import torch\n"
@@ -751,7 +768,7 @@ def test_where_two_models_part_nothing_is_predicted(browser, tmp_path):
     targets = [f"{source}:build('{name}')" for name in ("relu", "gelu")]
     browser.open(page_of(tmp_path, "diff", *targets, status=1))
     browser.wait_for_focus("#walk-title")
-    assert browser.one("#walk-title").text == "where they part"
+    assert browser.one("#walk-title").text == "where they first differ"
     assert browser.all(".bars") == []
 
 
@@ -772,7 +789,7 @@ def test_printed_or_without_javascript_it_is_a_list(
         "const e = document.querySelector('.walk-list');"
         "return [e.scrollHeight, e.clientHeight]"
     )
-    assert height == shown  # nothing is hidden
+    assert height == shown  # nothing is cut off
     if media == "print":
         item = browser.one(".walk-list li")
         assert item.value_of_css_property("break-inside") == "avoid"

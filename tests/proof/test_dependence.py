@@ -1,10 +1,14 @@
-"""Proofs of causality: their rules, and what they prove of models."""
+"""Proofs of causality: the rules, and proofs of whole models."""
 
 import copy
 import importlib
 import json
 import math
+import sys
+import warnings
+import weakref
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from broken_models import uncaused_if
-from cached_models import CONVENTIONS
+from cache_conventions import CONVENTIONS
 from correct_models import DoubledRoom, OddParameters, TakesAll
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,14 +28,15 @@ from odd_models import (
     ShiftsInside,
     SortedLabels,
 )
+from rows import slow_unless
 from small_gpt import DIM, GPT, Attention, CachedGPT, CacheInTheCall, angles
-from strategies import one_in
 from torch import nn
 from uncertified import (
     ASSUMED,
     DRAWN,
     FIRST,
     GIVEN,
+    MET,
     MIXED_ROWS,
     MORE_DRAWN,
     NAMED,
@@ -39,13 +44,16 @@ from uncertified import (
     UNCERTIFIED,
     UNNAMED,
     Around,
+    BuiltAgain,
     HookOfASchedule,
     LockedWarmUp,
     MergedInTraining,
     Options,
     SavedZeros,
+    Seldom,
     SeldomByTorch,
     SeldomMixedUp,
+    later,
     pads,
     scores,
 )
@@ -53,22 +61,24 @@ from uncertified import (
 from gpt_duet import GPTConfig, check_model, prove_causality
 from gpt_duet.proof.call import RULES
 from gpt_duet.proof.codes import CODES, KNOWN, plain
-from gpt_duet.proof.leaving import followed
+from gpt_duet.proof.leaving import codes_carried
 from gpt_duet.proof.proof import lengths_in_words
+from gpt_duet.proof.rules import multiply
 from gpt_duet.proof.shadows import Shadows
 
 pytestmark = pytest.mark.usefixtures("one_layer")
 
 INF = math.inf
-TIGHT = 0.8  # of a result's numbers depend on as much as the rule says
-ROUGH = 0.3  # where some numbers are computed and not used, or cancel
+TIGHT = 0.8  # least share of a result's entries whose code is exact
+ROUGH = 0.3  # least such share if some entries cancel or are unused
 ONES = torch.ones(4, 4).double()
 EYE = 9 * torch.eye(4)
 SEEN = torch.ones(4, 4, dtype=torch.bool).tril()
 LSTM, GRU = (
     kind(4, 4, batch_first=True).double() for kind in (nn.LSTM, nn.GRU)
 )
-FUSED = nn.LSTM(4, 4, 2, batch_first=True)  # float32 has a kernel of its own
+# in float32, which has a separate kernel
+FUSED = nn.LSTM(4, 4, 2, batch_first=True)
 BOTH = nn.LSTM(4, 4, bidirectional=True).double()
 ENCODER = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
 ENDS = torch.tensor([1, 4], dtype=torch.int32)
@@ -76,22 +86,22 @@ IDS = torch.tensor([2, 0, 1, 2])
 
 
 def hidden(x):
-    """Return numbers above whose diagonal stands the lowest one."""
+    """Hide the values above the diagonal with a very low number."""
     return x.masked_fill(~SEEN, torch.finfo(x.dtype).min / 64)[None]
 
 
 def latest(function, x, codes, *, routing=False):
-    """Return what a function's result can depend on, and what is unknown."""
+    """Return the codes of a function's result, and unknown operations."""
     shadows = Shadows(routing=routing)
     shadows.mark(x, codes)
-    with torch.no_grad(), followed(shadows):
+    with torch.no_grad(), codes_carried(shadows):
         result = function(x)
     found = plain(shadows.codes(result)).expand(result.shape)
     return found, shadows.notes.unknown
 
 
 def numeric_latest(function, x, codes):
-    """Return the largest code of an element whose change is seen."""
+    """Return, for each result, the largest code that can change it."""
     base = function(x.clone())
     found = torch.full(base.shape, KNOWN, dtype=CODES)
     for at in codes.flatten().argsort().tolist():
@@ -106,7 +116,7 @@ def numeric_latest(function, x, codes):
 
 
 def into(function):
-    """Let a function change its argument in place."""
+    """Return a function that changes and returns a copy of its argument."""
 
     def changed(x):
         x = x.clone()
@@ -129,7 +139,7 @@ def seen(x):
     return x.masked_fill(~SEEN, -INF)
 
 
-# By family: these rules say hardly more than is so.
+# Functions by family, for which the rules give nearly exact codes.
 EXACT = {
     "movement": [
         lambda x: torch.cat([x[2:], x[:2], x * 2], 0),
@@ -138,6 +148,9 @@ EXACT = {
         lambda x: x.repeat_interleave(2, 0).unfold(0, 3, 2).clone(),
         lambda x: x.T.reshape(2, 8).contiguous().unflatten(1, (2, 4)),
         lambda x: x[:, IDS][IDS].tril(1),
+        lambda x: x.index_select(1, IDS),
+        lambda x: F.embedding(IDS, x),
+        lambda x: x.gather(1, IDS[:4, None].expand(4, 2)),
         lambda x: x.as_strided((3, 3), (4, 1), 5) + 1,
         lambda x: torch.view_as_real(
             torch.view_as_complex(x.view(4, 2, 2)) * (1 + 1j)
@@ -355,8 +368,6 @@ EXACT = {
         lambda x: torch.linalg.solve_triangular(
             x.tril() + EYE, x, upper=False, left=False
         ),
-        lambda x: torch.linalg.solve((x + EYE).tril(), x),
-        lambda x: torch.linalg.solve((x + EYE).triu(), x),
         lambda x: torch.linalg.solve(
             x.view(4, 2, 2) + EYE[:2, :2], x.view(4, 2, 2)
         ),
@@ -380,19 +391,22 @@ EXACT = {
         lambda x: x.masked_fill(~SEEN, -1e4).softmax(1),
         lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).exp() * SEEN,
         lambda x: x.median(1).values + 0 * x.sum(1),
-        lambda x: torch.linalg.inv((x + EYE).tril()).diagonal(-1),
         lambda x: torch.fft.rfft(x, dim=1).real.sum(1),
         lambda x: torch.fft.irfft(torch.fft.rfft(x, n=8, dim=0), n=8, dim=0)[
             :4
         ],
         lambda x: torch.add(x.T, seen(x), alpha=2).softmax(1),
         lambda x: torch.complex(x, x.T).real,
-        lambda x: torch.linalg.inv((x + EYE).triu()),
         lambda x: x.masked_scatter(SEEN, x.T.contiguous()),
         lambda x: x[:, (x[0] > 0).long()],
     ],
 }
 LOOSE = [
+    # pivots may reorder the rows
+    lambda x: torch.linalg.solve((x + EYE).tril(), x),
+    lambda x: torch.linalg.solve((x + EYE).triu(), x),
+    lambda x: torch.linalg.inv((x + EYE).triu()),
+    lambda x: torch.linalg.inv((x + EYE).tril()).diagonal(-1),
     lambda x: F.nll_loss(x, IDS, x[0].detach(), reduction="none"),
     lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).softmax(1),
     lambda x: x[x.argmax(0)],
@@ -429,12 +443,25 @@ def drawn(seed=0):
     return x, codes
 
 
+@given(st.integers(0, 10**6), st.sampled_from([(), (2,)]))
+def test_a_product_reads_no_number_that_a_zero_hides(seed, batch):
+    """A term depends on both factors unless one of them is a known zero."""
+    torch.manual_seed(seed)
+    a, b = torch.randint(0, 9, (*batch, 3, 4)), torch.randint(0, 9, (4, 2))
+    b = b.expand(*batch, 4, 2)
+    za, zb = torch.rand(a.shape) < 0.4, torch.rand(b.shape) < 0.4
+    terms = torch.maximum(a.unsqueeze(-1), b.unsqueeze(-3))
+    hidden = za.unsqueeze(-1) | zb.unsqueeze(-3)
+    expected = terms.masked_fill(hidden, KNOWN).amax(-2)
+    assert multiply(a, b, za, zb).equal(expected)
+
+
 SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("family", EXACT)
-def test_rules_say_what_changes(family, seed):
+def test_rules_are_correct_and_tight(family, seed):
     for number, function in enumerate(EXACT[family]):
         x, codes = drawn(seed)
         found, unknown = latest(function, x.clone(), codes)
@@ -442,14 +469,15 @@ def test_rules_say_what_changes(family, seed):
         expected = numeric_latest(function, x, codes)
         assert (expected <= found).all(), (family, number)
         found = torch.where(found < 0, KNOWN, found)
-        # a softmax of one is 1, a median one of its numbers
+        # "rough" functions need a lower share: for example, a softmax of one
+        # value is always 1
         least = ROUGH if family == "rough" else TIGHT
         close = (found == expected).double().mean() >= least
         assert not found.numel() or close, (family, number, found, expected)
 
 
-@pytest.mark.parametrize("number", one_in(2, range(len(LOOSE))))
-def test_rules_forget_nothing(number):
+@pytest.mark.parametrize("number", range(len(LOOSE)))
+def test_loose_rules_miss_no_dependence(number):
     for seed in range(3):
         x, codes = drawn(seed)
         found, _ = latest(LOOSE[number], x.clone(), codes)
@@ -460,7 +488,7 @@ def test_rules_forget_nothing(number):
 
 
 def hide_with(number):
-    """A GPT whose mask adds a finite number."""
+    """Return a GPT whose mask adds a finite number."""
 
     def hide(self, scores, mask):
         return scores + torch.where(mask, 0.0, number).to(scores.dtype)
@@ -480,7 +508,7 @@ def test_both_styles_are_proved(style):
     assert proof.complete, proof
 
 
-def test_each_way_is_followed_at_lengths_that_no_block_divides():
+def test_the_proof_includes_lengths_that_no_block_divides():
     ragged = uncaused_if(
         lambda self, q: q.dtype == torch.float16 and q.size(-2) % 8 > 0
     )
@@ -488,7 +516,7 @@ def test_each_way_is_followed_at_lengths_that_no_block_divides():
     assert not prove_causality(GPT(block_size=8, mixer=mixer)).proved
 
 
-def test_a_proof_says_what_it_is_of():
+def test_a_proof_states_its_cases():
     proof = prove_causality(GPT, lengths=(1, 2, 7, 32))
     assert proof.complete
     assert not proof.open
@@ -513,7 +541,7 @@ def test_a_proof_says_what_it_is_of():
         ([1, 2, 3, 7, 1024], "lengths 1 to 3, 7 and 1,024"),
     ],
 )
-def test_lengths_in_words(lengths, words):
+def test_lengths_are_printed_as_spans(lengths, words):
     assert lengths_in_words(lengths) == words
 
 
@@ -528,7 +556,7 @@ def test_lengths_in_words(lengths, words):
         (-1.0, False, "token 1 reaches the score of position 0 by"),
     ],
 )
-def test_how_low_a_mask_must_be(number, proved, words):
+def test_a_mask_must_be_low_enough(number, proved, words):
     proof = prove_causality(hide_with(number), lengths=(2, 7))
     assert proof.proved is proved
     said = [*proof.assumptions, *(o.sentence for o in proof.open)]
@@ -539,7 +567,7 @@ def test_how_low_a_mask_must_be(number, proved, words):
 
 
 class Gate(GPT):
-    """All is mixed as soon as a number that is no weight is not 0."""
+    """A GPT that mixes positions if a factor, not a weight, differs from 0."""
 
     gate = 0.0
 
@@ -549,7 +577,7 @@ class Gate(GPT):
 
 
 @pytest.mark.parametrize("gate", [0.0, torch.tensor(0.0), torch.zeros(DIM)])
-def test_a_shut_gate_is_said(gate):
+def test_a_closed_gate_is_reported(gate):
     proof = prove_causality(type("", (Gate,), {"gate": gate}), lengths=(2, 7))
     assert proof.proved
     assert "the factor 0 stays 0 (test_dep" in "".join(proof.assumptions)
@@ -613,10 +641,10 @@ def test_the_control_finds_a_wrong_rule(monkeypatch):
     proof = prove_causality(GPT, lengths=(2, 7))
     assert not proof.proved
     assert "`self.hide(scores, mask).softmax(-1)`" in str(proof)
-    assert "by the rule of _softmax" in str(proof)
+    assert "against the rule of _softmax" in str(proof)
 
 
-def test_an_unknown_operation_costs_the_proof_and_is_named(monkeypatch):
+def test_an_unknown_operation_voids_a_proof_and_is_named(monkeypatch):
     monkeypatch.delitem(RULES, "_softmax")
     monkeypatch.setattr(Shadows, "_decomposed", lambda self, call: None)
     proof = prove_causality(GPT, lengths=(2, 7))
@@ -624,7 +652,7 @@ def test_an_unknown_operation_costs_the_proof_and_is_named(monkeypatch):
     assert "`self.hide(scores, mask).softmax(-1)`: no rule for" in str(proof)
 
 
-def test_a_way_is_named_by_its_lines():
+def test_a_path_is_named_by_its_lines():
     unmasked = {"mixer": mixed("hide", lambda self, scores, mask: scores)}
     proof = prove_causality(type("Open", (GPT,), unmasked), lengths=(2, 7))
     assert proof.culprit.code == "self.hide(scores, mask).softmax(-1)"
@@ -670,9 +698,55 @@ def chosen_positions_come_first(self, x, mask):
     return first.gather(1, at.unsqueeze(-1).expand_as(x))
 
 
+def own_chunk_is_in_the_state(self, x, mask):
+    q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+    time, short = x.size(1), -x.size(1) % 4
+    q, k, v = (F.pad(y, (0, 0, 0, short)) for y in (q, k, v))
+    q, k, v = (y.unflatten(2, (-1, 4)) for y in (q, k, v))
+    inside = torch.einsum("bhcid,bhcjd->bhcij", q, k).tril() @ v
+    state = (k.mT @ v).cumsum(2)
+    both = inside + q @ state
+    return self.out(self.merge(both.flatten(2, 3)[:, :, :time]))
+
+
+def blocks(k, v, time):
+    many = time // 2
+    both = (y[:, :, : 2 * many].unflatten(2, (many, 2)) for y in (k, v))
+    return *(y.mean(3) for y in both), torch.arange(many) * 2
+
+
+def own_block_is_seen(self, x, mask):
+    q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+    at = torch.arange(x.size(1)).unsqueeze(1)
+    short, values, starts = blocks(k, v, x.size(1))
+    far = (q @ short.mT).masked_fill(starts + 1 >= at, -1e30)
+    y = (far.softmax(-1) * (at > 1)) @ values
+    near = (q @ k.mT).masked_fill(at // 2 != at.mT // 2, -1e30)
+    return self.out(self.merge(y + near.softmax(-1) @ v))
+
+
+def summary_of_own_block(self, x, mask):
+    q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+    at = torch.arange(x.size(1)).unsqueeze(1)
+    short, values, starts = blocks(k, v, x.size(1))
+    far = (q @ short.mT).masked_fill(starts > at, -1e30)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return self.out(self.merge(y + far.softmax(-1) @ values))
+
+
+def window_is_hidden_afterwards(self, x, mask):
+    near = F.pad(x, (0, 0, 1, 1)).unfold(1, 3, 1)
+    past = near * torch.tensor([1.0, 1.0, 0.0])
+    return self.out(past.sum(-1)) + x.mean(1, keepdim=True)
+
+
 @pytest.mark.parametrize(
     ("forward", "code"),
     [
+        (own_chunk_is_in_the_state, "q @ state"),
+        (own_block_is_seen, "near.softmax("),
+        (summary_of_own_block, "far.softmax("),
+        (window_is_hidden_afterwards, "self.out(past.sum(-1)) + x.mean("),
         (heads_are_not_put_back, "y.contiguous().view("),
         (heads_are_cut_across_time, "y.reshape("),
         (patches_are_not_shifted, "patches + "),
@@ -680,10 +754,26 @@ def chosen_positions_come_first(self, x, mask):
         (chosen_positions_come_first, "chosen.logical_not().int().argsort("),
     ],
 )
-def test_the_line_that_mixes_is_named_not_one_beside_it(forward, code):
+def test_the_line_that_mixes_is_named_not_a_neighbour(forward, code):
     kind = type("Mixes", (GPT,), {"mixer": mixed("forward", forward)})
     culprit = prove_causality(kind, lengths=(5, 7, 16)).culprit
     assert culprit.code.startswith(code), culprit
+
+
+def test_the_line_is_named_that_adds_what_another_head_may_read():
+    class Heads(GPT):
+        def add_parts(self, dim):
+            self.merge = nn.Linear(2 * dim, dim)
+
+        def forward(self, tokens):
+            x = self.embed(tokens)
+            following = F.pad(x[:, 1:], (0, 0, 0, 1))
+            x = self.body(x, self.mask(tokens))
+            second = self.merge(torch.cat([x, following], -1))
+            return self.scores(x + following), self.scores(second)
+
+    proof = prove_causality(Heads, lengths=(5, 7, 16), output="0")
+    assert proof.culprit.code == "x + following"
 
 
 def test_a_fourier_transform_is_named_not_the_line_that_cuts_it():
@@ -697,7 +787,7 @@ def test_a_fourier_transform_is_named_not_the_line_that_cuts_it():
     assert culprit.code.startswith("torch.fft.irfft(")
 
 
-def test_memory_that_nothing_wrote_is_no_token():
+def test_unwritten_memory_depends_on_no_token():
     def vectors(self, tokens):
         x = GPT.token_vectors(self, tokens)
         return x + torch.empty_like(x).nan_to_num(0.0, 0.0, 0.0).clamp(0, 0)
@@ -744,7 +834,7 @@ def hide_by(kind, scores, mask):
 
 
 class Random(nn.Module):
-    """Operations in the order of a list of numbers."""
+    """A model whose operations a list of random numbers selects."""
 
     def __init__(self, steps, seed):
         super().__init__()
@@ -835,12 +925,12 @@ OPERATIONS = [
 
 
 def require_proof_true(steps, seed):
-    """Whatever is said not to reach a score does not move it."""
+    """Require that a token changes no score that its code does not reach."""
     model = Random(steps, seed)
     tokens = torch.randint(VOCAB, (1, TIME))
     shadows = Shadows(model.parameters())
     shadows.mark(tokens, torch.arange(TIME, dtype=CODES))
-    with torch.no_grad(), followed(shadows):
+    with torch.no_grad(), codes_carried(shadows):
         scores = model(tokens)
     reached = plain(shadows.codes(scores)).expand(scores.shape)
     assert not shadows.notes.unknown
@@ -862,19 +952,19 @@ STEPS = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(STEPS, st.integers(0, 1000))
-def test_what_is_proved_is_so(steps, seed):
+def test_a_proved_network_is_causal(steps, seed):
     require_proof_true(steps, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(STEPS, st.integers(0, 1 << 20))
-def test_what_is_proved_of_many_networks_is_so(steps, seed):
+def test_many_proved_networks_are_causal(steps, seed):
     require_proof_true(steps, seed)
 
 
 class FastPath(nn.Module):
-    """Takes kernels of torch's own that ignore its mask, where none looks."""
+    """A layer of torch, which may take a kernel that ignores its mask."""
 
     vocab_size, block_size, seen = VOCAB, 8, 2
 
@@ -898,7 +988,7 @@ def test_the_program_that_is_followed_is_the_one_that_runs(seen, proved):
     model = type("FastPath", (FastPath,), {"seen": seen})
     proof = prove_causality(model)
     assert proof.proved == proved, str(proof)
-    assert ("where it is not followed" in str(proof)) != proved
+    assert ("in a plain run" in str(proof)) != proved
 
 
 @pytest.mark.parametrize(
@@ -922,7 +1012,7 @@ def test_a_shape_that_tokens_choose_is_read(count):
 
 
 def own_matrix(x):
-    """Return a matrix of each token's own, which has an inverse."""
+    """Return an invertible matrix for each token."""
     return x[..., None] * x[..., None, :] + 9 * torch.eye(x.size(-1))
 
 
@@ -954,8 +1044,8 @@ OF_A_TOKEN = [
 ]
 
 
-@pytest.mark.parametrize("number", one_in(3, range(len(OF_A_TOKEN))))
-def test_what_looks_at_a_token_alone_is_proved(number):
+@pytest.mark.parametrize("number", range(len(OF_A_TOKEN)))
+def test_a_choice_by_single_tokens_is_proved(number):
     def mix(self, x, ids):
         return OF_A_TOKEN[number](x, ids)
 
@@ -965,7 +1055,7 @@ def test_what_looks_at_a_token_alone_is_proved(number):
 
 
 def rows_by(change, mask):
-    """Take rows by a mask of the ids, and put them back."""
+    """Return a method `mix` that changes the vectors selected by a mask."""
 
     def mix(self, x, ids):
         kept, out = mask(ids), torch.zeros_like(x)
@@ -1031,29 +1121,30 @@ def test_a_leak_at_one_length_is_found_by_the_number_in_the_code(method):
         (MeanOfScoresAdded, "other than by its cross-entropies"),
     ],
 )
-def test_a_loss_that_comes_alone_is_followed(kind, open_):
+def test_a_loss_without_scores_is_followed(kind, open_):
     proof = prove_causality(kind, lengths=(2, 7))
     assert proof.proved == (not open_), str(proof)
-    assert (open_ or "in train mode by the loss alone") in str(proof)
+    assert (open_ or "in train mode by the loss that") in str(proof)
 
 
-def test_a_copy_that_parts_an_array_from_its_tensor_is_none():
+def test_a_model_whose_array_shares_memory_is_not_copied():
     model = UNCERTIFIED["OneMemory"]()
     report = check_model(model, checks=["causality"], **SIZES)
     assert "an array shares a tensor's memory" in "".join(report.notes)
     assert "proved" not in report.results[0].message.replace("not proved", "")
 
 
-@pytest.mark.parametrize("name", one_in(3, UNCERTIFIED))
+@pytest.mark.parametrize("name", UNCERTIFIED)
 def test_a_leak_past_a_rule_has_no_certificate(name):
     leaky = UNCERTIFIED[name]
-    proof = prove_causality(leaky, **SIZES)
+    vocab_size = getattr(leaky, "vocab_size", SIZES["vocab_size"])
+    proof = prove_causality(leaky, **SIZES | {"vocab_size": vocab_size})
     assert not proof.proved, str(proof)
     assert proof.open or proof.conditions
     assert "numbers leave torch at" in str(proof) or name != "pickled"
 
 
-# --- Sound twins of reads and of users' operations ---------------------------
+# --- Sound counterparts of models that read numbers or have own operations ---
 
 
 @torch.jit.script
@@ -1079,6 +1170,32 @@ def sound(mix):
 @sound
 def numbers_in_a_list(self, x, ids):
     return x * torch.tensor([0.5, 2.0, 1.0, 3.0] * 2)
+
+
+@sound
+def hidden_scores_that_a_minimum_replaces(self, x, ids):
+    return scores(x, -INF).clamp(min=0) @ x
+
+
+@sound
+def hidden_scores_below_a_maximum(self, x, ids):
+    return torch.maximum(scores(x, -INF), torch.zeros(())) @ x
+
+
+@sound
+def scores_minus_infinity(self, x, ids):
+    above = torch.zeros(x.size(1), x.size(1)).masked_fill(later(x), INF)
+    return (x @ x.mT - above).softmax(-1) @ x
+
+
+@sound
+def products_of_three_factors(self, x, ids):
+    return F.bilinear(x, x.cumsum(1), torch.ones(8, 8, 8))
+
+
+@sound
+def rounded_vectors(self, x, ids):
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
 
 
 @sound
@@ -1108,15 +1225,56 @@ def a_product_written_into_room(self, x, ids):
         return torch.mul(x, 2.0, out=room)
 
 
+@sound
+def a_deep_copy_in_a_callback(self, x, ids):
+    row = x[0].detach()
+
+    def distance(a, b):
+        assert f"{a.shape}, {a.new_tensor([1.0])}"
+        return (a - b).norm(dim=-1)
+
+    F.triplet_margin_with_distance_loss(
+        row, row, row, distance_function=distance
+    )
+    return copy.deepcopy(x.detach()) + x
+
+
+@sound
+def lists_of_tensors_in_an_index(self, x, ids):
+    rows, half = torch.tensor([0, 1]), x.size(-1) // 2
+    first = torch.eye(2)[rows, [rows[1], 0]].sum()
+    room = x.clone()
+    room[:, :, [0, half]] = x[..., [half, 0]] * first
+    return room
+
+
+@sound
+def numbers_of_an_array_and_room_for_others(self, x, ids):
+    scale = torch.from_numpy(np.full(x.size(-1), 2.0))
+    scale.mul_(2.0)
+    steps = torch.arange(x.size(1))
+    steps += int(steps.numpy()[0])
+    room = torch.zeros_like(x).copy_(x.detach())
+    return x + room.mul_(scale.to(x)) * steps.view(-1, 1)
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        hidden_scores_that_a_minimum_replaces,
+        hidden_scores_below_a_maximum,
+        scores_minus_infinity,
+        products_of_three_factors,
+        rounded_vectors,
         numbers_in_a_list,
         sizes_in_a_list,
         a_scripted_function,
         an_operation_made_of_torchs,
         parts_of_equal_size,
         a_product_written_into_room,
+        a_deep_copy_in_a_callback,
+        lists_of_tensors_in_an_index,
+        numbers_of_an_array_and_room_for_others,
     ],
 )
 def test_a_sound_twin_of_a_hidden_read_is_proved(model):
@@ -1124,7 +1282,7 @@ def test_a_sound_twin_of_a_hidden_read_is_proved(model):
     assert proof.proved, str(proof)
 
 
-# --- What the certificate covers ---------------------------------------------
+# --- What a proof assumes, and sound counterparts of models that leak --------
 
 
 def doubled(self, x):
@@ -1139,7 +1297,7 @@ def filled(self, time):
     return torch.ones(time, time, dtype=torch.bool).triu(1)
 
 
-# As the models without a certificate, but for the line that leaks.
+# For uncertified models, sound methods that replace the leaking ones.
 SOUND = {
     "ActNorm": ("after", lambda self, x: x - self.bias),
     "WarmUp": ("after", doubled),
@@ -1166,7 +1324,77 @@ def test_a_mask_that_is_a_parameter_of_booleans_is_a_condition():
     ]
 
 
-# Each has a twin above that is quicker.
+class FrozenMask(Around):
+    """A model whose mask is a parameter that is not trained."""
+
+    below = 0.0
+
+    def __init__(self):
+        super().__init__()
+        mask = torch.ones(12, 12).tril()
+        if self.below:
+            mask = (1 - mask) * self.below
+            mask.masked_fill_(mask.isnan(), 0.0)
+        self.seen = nn.Parameter(mask, requires_grad=False)
+
+    def mix(self, x, ids):
+        seen, scores = self.seen[: x.size(1), : x.size(1)], x @ x.mT
+        if self.below:
+            return (scores + seen).softmax(-1) @ x
+        return scores.masked_fill(seen == 0, -INF).softmax(-1) @ x
+
+
+class FrozenMaskOfInfinities(FrozenMask):
+    """A model that adds a frozen mask of 0 and -infinity to the scores."""
+
+    below = -INF
+
+
+class FrozenGateIsZero(FrozenMask):
+    """A frozen weight has zeros, and one of them gates later tokens."""
+
+    def mix(self, x, ids):
+        return x + self.seen[-1, -1] * x.flip(1) * self.seen[0, 1]
+
+
+@pytest.mark.parametrize("kind", [FrozenMask, FrozenMaskOfInfinities])
+def test_a_mask_that_is_a_frozen_parameter_is_a_condition(kind):
+    proof = prove_causality(kind, **SIZES, lengths=(2, 5))
+    assert proof.conditions == [
+        "seen, which a checkpoint sets, stays as it is"
+    ]
+
+
+class FrozenFloat8(Around):
+    """A frozen weight is stored in eight bits."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(8, 8).to(torch.float8_e4m3fn)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def mix(self, x, ids):
+        return x @ self.weight.to(x.dtype)
+
+
+def test_a_frozen_parameter_in_eight_bits_is_proved():
+    proof = prove_causality(FrozenFloat8, **SIZES, lengths=(2, 5))
+    assert proof.complete, str(proof)
+
+
+def test_a_frozen_mask_that_hides_no_token_is_not_named():
+    twin = type("Twin", (FrozenMask,), {"mix": lambda self, x, ids: x})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.complete
+
+
+def test_a_frozen_parameter_of_weights_is_free():
+    twin = type("Twin", (FrozenGateIsZero,), {"below": -2.0})
+    assert not prove_causality(twin, **SIZES, lengths=(2, 5)).holds
+
+
+# These models run only in the slow tests, because each resembles a model that
+# is tested on each push.
 LIKE = [
     "WarmUpInAnObject",
     "CountedByAClosure",
@@ -1213,7 +1441,7 @@ def test_a_saved_buffer_that_hides_nothing_is_not_named():
 
 
 class SavedMask(Around):
-    """A mask of each layer is saved, as nanoGPT saves it."""
+    """A model that saves its mask, as nanoGPT does."""
 
     def __init__(self):
         super().__init__()
@@ -1231,7 +1459,7 @@ def test_a_saved_mask_is_proved_as_long_as_it_stays():
     assert assumed == "bias, which a checkpoint sets, stays as it is"
 
 
-def test_a_count_beside_a_lock_is_an_assumption():
+def test_a_count_next_to_a_lock_is_an_assumption():
     proof = prove_causality(LockedWarmUp, **SIZES, lengths=(2, 5))
     assert "step, which calls change, stays as it is" in proof.assumptions
 
@@ -1257,8 +1485,19 @@ def certificate_of(kind, check):
     return result
 
 
-@pytest.mark.parametrize("kind", MIXED_ROWS)
-def test_rows_that_meet_later_or_seldom_or_in_a_crowd_are_found(kind):
+# These models leak with one seed in many. The shape checker also draws from
+# Python's random, which would change that seed.
+DRAWS_TOO = pytest.mark.unhooked
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[DRAWS_TOO] * issubclass(kind, Seldom))
+        for kind in MIXED_ROWS
+    ],
+)
+def test_rows_that_mix_late_or_rarely_are_found(kind):
     result = certificate_of(kind, "batch_independence")
     assert result.status == "failed", result.message
 
@@ -1273,7 +1512,9 @@ def test_rows_of_the_sound_twin_are_proved(kind):
     assert result.message.startswith(f"proved {drawn}at length")
 
 
-@pytest.mark.parametrize("name", ["ActNorm", "WarmUp", "Seldom"])
+@pytest.mark.parametrize(
+    "name", ["ActNorm", "WarmUp", pytest.param("Seldom", marks=DRAWS_TOO)]
+)
 def test_a_leak_after_calls_or_with_some_seed_fails_the_check(name):
     result = certificate_of(UNCERTIFIED[name], "causality")
     assert result.status == "failed", result.message
@@ -1283,7 +1524,7 @@ SHARED_MEMORY = ["ReadByALambda", "ReadByAView", "ReadByAHook"]
 
 
 @pytest.mark.parametrize("name", [*SHARED_MEMORY, "ViewOfAParameter"])
-def test_a_model_is_not_copied_where_a_copy_parts_its_memory(name):
+def test_a_model_is_not_copied_if_that_splits_its_memory(name):
     proof = prove_causality(UNCERTIFIED[name](), **SIZES, lengths=(2, 5))
     assert not proof.proved, str(proof)
 
@@ -1296,18 +1537,18 @@ def test_the_sound_twin_with_shared_memory_is_proved(name):
     assert proof.proved, str(proof)
 
 
-# --- Arguments that calls give together, and those that no call gives --------
+# --- Arguments given together, and arguments that no call gives --------------
 
 
 class PastIgnored(GPT):
-    """It takes a cache and gives none back."""
+    """A model that takes a cache, ignores it, and returns none."""
 
     def forward(self, tokens, past_key_values=None, start_pos=None):
         return super().forward(tokens)
 
 
 class Hinted(GPT):
-    """It asks its **kwargs for keys; no kind of argument is so named."""
+    """A model that looks in its **kwargs for keys that no call passes."""
 
     def forward(self, tokens, **kwargs):
         if "hint" in kwargs or kwargs.get("scale", 1.0) != 1.0:
@@ -1319,8 +1560,70 @@ class Hinted(GPT):
         return GPT.forward(self, tokens)
 
 
+def test_a_kernel_of_torch_that_a_library_replaces_has_no_rule():
+    class Replaced(Around):
+        def mix(self, x, ids):
+            return x + x.sinc()
+
+    assert prove_causality(Replaced, **SIZES, lengths=(2, 5)).proved
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings():
+            # torch warns that a kernel is replaced
+            warnings.simplefilter("ignore")
+            library.impl("sinc", lambda x: x.flip(1) * 1.0, "CPU")
+        proof = prove_causality(Replaced, **SIZES, lengths=(2, 5))
+    assert not proof.holds
+    assert "no rule for sinc in Python" in str(proof)
+
+
+class AnswersByArguments(GPT):
+    """A model whose arguments select what it returns, and its loss."""
+
+    def forward(
+        self,
+        tokens,
+        past_key_values=None,
+        logits_to_keep=0,
+        output_attentions=None,
+        return_type="logits",
+        loss_mask=None,
+        label_smoothing=0.0,
+    ):
+        scores = super().forward(tokens)[:, -logits_to_keep:]
+        return {"logits": scores, "draft_logits": scores.flip(1)}
+
+
+def test_a_certificate_names_the_scores_and_what_calls_leave_out():
+    proof = prove_causality(AnswersByArguments, block_size=8, lengths=[7])
+    assert proof.proved, str(proof)
+    assert {"output_attentions=True", "logits_to_keep"} <= {*proof.given}
+    assert "a left-padded loss_mask" in proof.given
+    assert proof.never_given == ["return_type"]
+    assert proof.covers["scores"] == "logits"
+    assert proof.covers["without"] == ["past_key_values", "label_smoothing"]
+    for words in (
+        "; the scores logits of an answer; ",
+        "; calls without past_key_values, label_smoothing; ",
+    ):
+        assert words in str(proof)
+
+
+def test_an_output_may_be_chosen_by_its_number():
+    def heads(ids):
+        known = torch.eye(8)[ids]
+        return known, known.flip(1)
+
+    found = [
+        check_model(
+            heads, vocab_size=8, block_size=6, checks=["causality"], output=at
+        ).failed
+        for at in (0, 1)
+    ]
+    assert found == [[], ["check_causality"]]
+
+
 class FlagOfACache(GPT):
-    """Its flag asks for more than a plain call gives."""
+    """A model with a flag that raises in a call without a set-up."""
 
     def forward(self, tokens, use_cache=False):
         if use_cache:
@@ -1346,7 +1649,15 @@ def test_arguments_that_no_case_gives_are_named(model, never):
     assert proof.complete == (not never)
 
 
-@pytest.mark.parametrize("kind", one_in(5, CONVENTIONS[::2]))
+@pytest.mark.parametrize(
+    "kind",  # one of each: a state, a cache in the model, a returned cache
+    slow_unless(
+        lambda kind: (
+            kind.__name__ in ("PrevHiddens", "SetAndClear", "PastAndPresent")
+        ),
+        CONVENTIONS,
+    ),
+)
 def test_decoding_is_proved_in_two_pieces(kind):
     report = check_model(
         kind, checks=["causality"], cache=kind.make_cache, block_size=8
@@ -1361,7 +1672,7 @@ def test_decoding_is_proved_in_two_pieces(kind):
 
 
 class LossOfAllArguments(TakesAll):
-    """In train mode targets give a loss; a mask opens what it sees."""
+    """In train mode, a call with targets returns only a loss."""
 
     open = False
 
@@ -1402,7 +1713,7 @@ def test_arguments_of_a_call_are_proved_together():
 # --- The sentence of a certificate -------------------------------------------
 
 
-def test_a_certificate_says_what_it_covers_and_what_it_rests_on():
+def test_a_certificate_states_cases_and_assumptions():
     @sound
     def counted(self, x, ids):
         self.calls = getattr(self, "calls", 0) + 1
@@ -1416,10 +1727,13 @@ def test_a_certificate_says_what_it_covers_and_what_it_rests_on():
         "calls in train mode; lengths 1 to 12 in eval and train mode",
         "at a few lengths with gradients recorded",
         "; float32, at a few lengths float64, bfloat16, float16, on cpu;",
+        "ids int64, contiguous; parts all in one mode; weights frozen as ",
+        "frozen as built or all",
     ):
         assert words in covers
     assert rests == (
-        "rests on: numbers are finite; calls, which calls change, stays as "
+        "rests on: numbers are finite, and scores smaller than 2e+36, or than "
+        "3e+04 after a mask in float16; calls, which calls change, stays as "
         "it is"
     )
     found = json.loads(proof.to_json())
@@ -1427,10 +1741,11 @@ def test_a_certificate_says_what_it_covers_and_what_it_rests_on():
     assert found["covers"]["dtypes"][0] == "float32"
     assert found["covers"]["lengths"] == [*range(1, 13)]
     assert found["covers"]["rows"][:2] == [1, 2]
+    assert found["covers"]["ids"] == "int64, contiguous"
     assert found["rests_on"] == proof.assumptions
 
 
-def test_whatever_the_weights_is_said_only_of_weights_that_are_shown():
+def test_any_weights_are_covered_only_if_they_are_shown():
     model = numbers_in_a_list()
     proof = prove_causality(lambda ids: model(ids), **SIZES)
     assert "whatever the tokens" in str(proof)
@@ -1444,11 +1759,11 @@ def test_an_open_proof_covers_nothing():
     assert "covers" not in str(proof)
 
 
-# --- What a reader of the proof's code found ---------------------------------
+# --- Copies, states, sources and caches that a proof once judged wrongly -----
 
 
 @pytest.mark.parametrize("kind", GIVEN)
-def test_a_model_whose_copy_is_another_one_is_not_proved(kind):
+def test_a_model_with_a_different_copy_is_not_proved(kind):
     proof = prove_causality(kind(), **SIZES, lengths=(2, 5))
     assert not proof.proved, str(proof)
 
@@ -1458,13 +1773,27 @@ def test_a_copy_keeps_an_object_that_a_hook_reads():
     twin = type("Twin", (HookOfASchedule,), {"other": other})
     proof = prove_causality(twin(), **SIZES, lengths=(2, 5))
     assert proof.proved, str(proof)
-    assert "in float64" in str(proof)  # it is copied
+    # only a copy runs in float64, so this shows that the model was copied
+    assert "in float64" in str(proof)
 
 
-@pytest.mark.parametrize("kind", one_in(3, NAMED))
-def test_what_may_open_a_path_later_is_an_assumption_by_name(kind):
+def test_a_copy_that_is_built_again_with_the_same_values_is_used():
+    proof = prove_causality(BuiltAgain(F.relu), **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
+    assert "in float64" in str(proof)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_state_that_may_open_a_path_is_a_named_assumption(kind):
     proof = prove_causality(kind, **SIZES)
     assert NAMED[kind] in " ".join(proof.assumptions), str(proof)
+
+
+@pytest.mark.parametrize("name", MET)
+def test_a_flag_that_opens_no_path_may_be_kept_in_any_object(name):
+    twin = type("Twin", (MET[name],), {"other": doubled})
+    proof = prove_causality(twin, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
 
 
 @pytest.mark.parametrize("kind", MORE_DRAWN[:3])
@@ -1476,8 +1805,60 @@ def test_a_model_that_the_system_seeds_is_proved_for_its_draws(kind):
     ]
 
 
+@sound
+def a_profiler(self, x, ids):
+    sys.setprofile(None)
+    return x
+
+
+@pytest.mark.unhooked
+def test_a_model_that_sets_a_profiler_is_not_proved():
+    proof = prove_causality(a_profiler, **SIZES, lengths=(2, 5))
+    assert "the model sets a profiler" in str(proof)
+    assert not proof.holds
+
+
+def test_a_fault_in_the_inspection_of_calls_leaves_the_proof_open(
+    monkeypatch,
+):
+    def fail(function, frame):
+        raise ValueError("no source")
+
+    module = importlib.import_module("gpt_duet.proof.sources")
+    monkeypatch.setattr(module, "_source", fail)
+    proof = prove_causality(numbers_in_a_list, **SIZES, lengths=(2, 5))
+    assert "inspection raised ValueError: no source" in str(proof)
+    assert not proof.holds
+
+
+PACKAGE = """
+import uncertified
+
+CALLS = {"step": 0}
+
+
+class Packed(uncertified.OpenLater):
+    def count(self):
+        CALLS["step"] += 1
+        return CALLS["step"]
+"""
+
+
+def test_the_installed_package_of_a_model_is_its_authors(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "packed_model.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(folder)
+    kind = importlib.import_module("packed_model").Packed
+    proof = prove_causality(kind, **SIZES, lengths=(2, 5))
+    assumed = " ".join(proof.assumptions)
+    assert "CALLS['step'], which calls change" in assumed, str(proof)
+
+
 @pytest.mark.parametrize("kind", UNNAMED)
-def test_arguments_whose_names_code_does_not_show_are_never_given(kind):
+def test_arguments_with_hidden_names_are_never_given(kind):
     proof = prove_causality(kind, **SIZES, lengths=(2, 5))
     assert proof.never_given == [UNNAMED[kind]]
     assert not proof.complete
@@ -1490,12 +1871,12 @@ class RefusesOptions(Options):
         return self.run(ids, False)
 
 
-def test_options_that_are_refused_are_no_gap():
+def test_refused_options_do_not_limit_a_proof():
     proof = prove_causality(RefusesOptions, **SIZES, lengths=(2, 5))
     assert proof.complete, str(proof)
 
 
-def test_a_product_of_weights_that_is_kept_is_proved():
+def test_a_cached_product_of_weights_is_proved():
     def after(self, x):
         return x + x.cumsum(1) @ self.merged
 
@@ -1506,7 +1887,7 @@ def test_a_product_of_weights_that_is_kept_is_proved():
 
 
 class KeptBias(Around):
-    """A mask and slopes that are weights are added once, and kept."""
+    """The first call computes a bias from weights, and keeps it."""
 
     def __init__(self):
         super().__init__()
@@ -1522,7 +1903,7 @@ class KeptBias(Around):
         return (x @ x.mT + self.bias[:size, :size]).softmax(-1) @ x
 
 
-def test_a_mask_that_is_kept_with_numbers_of_weights_hides():
+def test_a_cached_mask_with_weights_hides():
     proof = prove_causality(KeptBias, **SIZES, lengths=(2, 5))
     assert proof.proved, str(proof)
     assert len(proof.states) == 2
@@ -1550,12 +1931,136 @@ def tensors_that_are_written_one_after_another(self, x, ids):
 
 
 @sound
+def a_number_that_is_expanded(self, x, ids):
+    return x.cumsum(1) * torch.tensor(2.0).expand(1)
+
+
+class ReadsInTrain(Around):
+    """The method train() reads a weight with NumPy, which has no bfloat16."""
+
+    def train(self, mode=True):
+        self.trained = bool((self.head.weight.detach().numpy() != 0).any())
+        return super().train(mode)
+
+    def mix(self, x, ids):
+        return x
+
+
+class HoldsOwners(Around):
+    """The model has a mapping whose keys need not be strings."""
+
+    def __init__(self):
+        super().__init__()
+        self.owners = weakref.WeakKeyDictionary()
+
+    def mix(self, x, ids):
+        return x
+
+
+@dataclass(frozen=True)
+class Key:
+    size: int
+
+
+@sound
+def a_key_with_a_hash(self, x, ids):
+    return x * {Key(1): 3.0}[Key(1)]
+
+
+@sound
 def a_package_that_is_missing(self, x, ids):
     try:
         import fused_kernels_of_nobody  # noqa: F401
     except ImportError:
         return 2 * x
     return x
+
+
+class Closes:
+    """A context manager that closes something and lets exceptions pass."""
+
+    def __enter__(self):
+        self.open = True
+
+    def __exit__(self, *error):
+        if not self.open:
+            return False
+        self.open = False
+
+
+@sound
+def exceptions_that_are_let_through(self, x, ids):
+    try:
+        with Closes(), torch.no_grad():
+            np.ones(2).cumsum()
+    finally:
+        try:
+            del self.nothing
+        except AttributeError:
+            x = 2 * x
+    return x
+
+
+@sound
+def draws_that_spare_the_own_key(self, x, ids):
+    own = torch.eye(x.size(1), dtype=torch.bool)
+    dropped = (torch.rand(own.shape) < 0.1) & ~own
+    lowest = torch.finfo(x.dtype).min
+    return scores(x, lowest).masked_fill(dropped, lowest).softmax(-1) @ x
+
+
+@sound
+def learned_slopes_and_a_sink(self, x, ids):
+    at = torch.arange(x.size(1))
+    far = self.head.weight[0, 0] * (at - at[:, None])
+    lowest = torch.finfo(x.dtype).min
+    seen = scores(x, lowest) + far.clamp(max=0)
+    seen = torch.cat([seen, torch.zeros_like(seen[..., :1])], -1)
+    return seen.softmax(-1)[..., :-1] @ x
+
+
+@sound
+def padding_that_spares_the_own_key(self, x, ids):
+    lowest = torch.finfo(x.dtype).min
+    others = 1 - torch.eye(x.size(1))
+    lowered = torch.add(x @ x.mT, pads(ids) * others * 1e9, alpha=-1)
+    own = torch.where(others == 0, x @ x.mT, lowered)
+    return own.masked_fill(others.triu() > 0, lowest).softmax(-1) @ x
+
+
+@sound
+def masks_added_to_products(self, x, ids):
+    below = torch.full((x.size(1), x.size(1)), -INF).triu(1)
+    below = below.expand(x.size(0), -1, -1)
+    lowest = below.clamp(min=torch.finfo(x.dtype).min)
+    half = torch.baddbmm(below, x, x.mT, alpha=0.5).softmax(-1)
+    return half @ x + torch.baddbmm(lowest, x, x.mT).softmax(-1) @ x
+
+
+@sound
+def views_that_share_no_place(self, x, ids):
+    room = torch.cat([x, x[..., :3]], -1)
+    room[..., ::2][..., :4] = room[..., 1::2][..., :4]
+    room[..., :4] += room[..., 4:8]
+    room[..., 4:8] *= room[..., 4:8]
+    return room[..., 3:]
+
+
+@sound
+def hidden_scores_that_stay_low(self, x, ids):
+    below = torch.full((x.size(1), x.size(1)), -INF).triu(1)
+    lowest = torch.finfo(x.dtype).min
+    raised = torch.max(x @ x.mT + below, torch.tensor(lowest))
+    steps = torch.arange(1.0, x.size(1) + 1)
+    scaled = (x @ x.mT + below.clamp(min=lowest)) / 8 / steps.sqrt()
+    return raised.softmax(-1) @ x + scaled.softmax(-1) @ x
+
+
+@sound
+def classes_that_a_token_chooses(self, x, ids):
+    chosen = F.one_hot(self.head(x)[..., :4].argmax(-1), 4)
+    place = (chosen.cumsum(1) * chosen).sum(-1, keepdim=True)
+    return x * (place <= 3) + F.one_hot(ids % 8, num_classes=8)
 
 
 class RenamesKeys(Around):
@@ -1574,19 +2079,32 @@ class RenamesKeys(Around):
         numbers_in_a_deque,
         a_table_in_shared_memory,
         tensors_that_are_written_one_after_another,
+        a_number_that_is_expanded,
+        ReadsInTrain,
+        HoldsOwners,
+        a_key_with_a_hash,
         a_package_that_is_missing,
+        exceptions_that_are_let_through,
         RenamesKeys,
+        draws_that_spare_the_own_key,
+        learned_slopes_and_a_sink,
+        classes_that_a_token_chooses,
+        hidden_scores_that_stay_low,
+        views_that_share_no_place,
+        padding_that_spares_the_own_key,
+        masks_added_to_products,
     ],
 )
-def test_a_sound_twin_of_what_a_reader_found_is_proved(model):
+def test_a_sound_twin_of_a_reviewed_leak_is_proved(model):
     proof = prove_causality(model, **SIZES, lengths=(2, 5, 12))
     assert proof.proved, str(proof)
-    assert not [a for a in proof.assumptions if "catches" in a or "extra" in a]
+    words = "catches", "extra", "addresses", "clock"
+    assert not [a for a in proof.assumptions if any(w in a for w in words)]
 
 
 @pytest.fixture
 def nothing_called(monkeypatch):
-    """Let no model have been called before."""
+    """Reset the state of models that record whether they were called."""
     monkeypatch.setattr(FIRST[0], "called", False)
     monkeypatch.setattr(
         importlib.import_module("uncertified"), "TABLE", [None]
@@ -1594,19 +2112,29 @@ def nothing_called(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_a_leak_of_the_first_call_of_all_is_seen(kind, nothing_called):
+def test_a_leak_in_the_very_first_call_is_found(kind, nothing_called):
     proof = prove_causality(kind, **SIZES, lengths=(2, 5))
     assert not proof.proved, str(proof)
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_a_sound_first_call_of_all_is_proved(kind, nothing_called):
+def test_a_sound_very_first_call_is_proved(kind, nothing_called):
     twin = type("Twin", (kind,), {"first": doubled})
     proof = prove_causality(twin, **SIZES, lengths=(2, 5))
     assert proof.proved, str(proof)
 
 
-def test_a_sound_path_that_torch_draws_is_proved():
+def test_a_sound_path_drawn_by_torch_is_proved():
     twin = type("Twin", (SeldomByTorch,), {"other": doubled})
     proof = prove_causality(twin, **SIZES, lengths=(2, 5))
     assert proof.proved, str(proof)
+
+
+def test_a_clamp_that_changes_no_score_adds_no_assumption():
+    def mix(self, x, ids):
+        below = torch.zeros(x.size(1), x.size(1)).masked_fill(later(x), -1e9)
+        return (x @ x.mT + below).clamp(min=-1e30).softmax(-1) @ x
+
+    proof = prove_causality(sound(mix), **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
+    assert str(proof).count("scores stay below") == 2  # in both sentences

@@ -1,4 +1,4 @@
-"""Functions of arrays, of NumPy and JAX: checked, proved and compared."""
+"""Functions of NumPy and JAX arrays are checked, proved and compared."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from gpt_duet import (
 from gpt_duet.invariants import prove_causality
 from gpt_duet.running.model.calling import as_tensor, is_array
 
-pytestmark = pytest.mark.unhooked  # places are the model's own lines
+pytestmark = pytest.mark.unhooked  # --check-shapes would change line numbers
 
 SIZES = {"vocab_size": 29, "block_size": 16}
 WORDS = "written in arrays: gradients cannot pass"
@@ -33,7 +33,7 @@ def model():
 
 
 def port(model, fault="", refuses=False):
-    """The model in NumPy, which may refuse torch's tensors."""
+    """Return the model in NumPy; if `refuses`, it refuses tensors."""
     state = {
         name: tensor.detach().numpy()
         for name, tensor in mingpt_style.to_gpt2(model).items()
@@ -53,7 +53,7 @@ def line(function, offset):
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_all_checks_run_that_need_no_gradient(model, refuses):
+def test_all_checks_without_gradients_run(model, refuses):
     scores = port(model, refuses=refuses)
     names = None if refuses else ["causality", "entropy_bound"]
     report = check_model(scores, **SIZES, checks=names)
@@ -69,7 +69,7 @@ def test_all_checks_run_that_need_no_gradient(model, refuses):
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_leak_is_found_and_none_is_proved(model, refuses):
+def test_a_leak_is_found_without_a_proof(model, refuses):
     leaking = port(model, "att", refuses)
     report = check_model(leaking, **SIZES, checks=["causality"])
     message = report.results[0].message
@@ -84,7 +84,7 @@ def test_a_leak_is_found_and_none_is_proved(model, refuses):
         ]
 
 
-def test_a_mistake_in_arrays_is_told_as_it_is(model):
+def test_a_mistake_in_arrays_is_reported_unchanged(model):
     def broken(ids):
         return missing[ids.astype(int)]
 
@@ -95,7 +95,7 @@ def test_a_mistake_in_arrays_is_told_as_it_is(model):
 
 
 class Answer:
-    """An array that knows DLPack alone."""
+    """An array that supports only DLPack."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -108,7 +108,7 @@ class Answer:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_array_may_know_dlpack_alone(dtype, model):
+def test_an_array_may_support_only_dlpack(dtype, model):
     tensor = torch.randn(2, 3).to(dtype)
     copy = as_tensor(Answer(tensor))
     assert copy.equal(tensor)
@@ -126,25 +126,25 @@ def test_an_array_may_know_dlpack_alone(dtype, model):
     assert report.ok, str(report)
 
 
-def test_the_difference_of_scores_alone(model):
+def test_models_of_arrays_are_compared_by_scores(model):
     ported, shifted = port(model), port(model, "att", refuses=True)
     for sides in ((model, ported), (ported, model), (ported, ported)):
         found = diff_by_value(*sides, **{"vocab_size": 29})
         assert found.same
         assert found.sentence.startswith("one function: scores ")
-        assert f"{found.names[1]} is {WORDS}, and its scores" in str(found)
+        assert f"{found.names[1]} is {WORDS}: only its scores" in str(found)
         assert "numpy.savez('arrays.npz', **arrays)" in str(found)
         assert not found.shares_nothing
     for sides in ((model, shifted), (shifted, model), (ported, shifted)):
         found = diff_by_value(*sides, **{"vocab_size": 29})
         assert not found.same
         assert found.sentence.startswith("two functions: scores 0.")
-        assert "behind the parting" not in str(found)
+        assert "after the first difference" not in str(found)
     with pytest.raises(ValueError, match="could be recorded"):
         record_values(ported, None, "x.safetensors", vocab_size=29)
 
 
-def test_in_the_command(duet, tmp_path, monkeypatch):
+def test_the_command_checks_a_model_of_arrays(duet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "port.py").write_text(
         "import numpy as np\n"
@@ -166,7 +166,7 @@ def test_in_the_command(duet, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_jax(model):
+def test_a_style_written_in_jax_passes_the_checks(model):
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
     state = {

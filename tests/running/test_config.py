@@ -1,4 +1,4 @@
-"""GPTConfig: what it refuses, its defaults, its presets."""
+"""GPTConfig: invalid values, defaults, presets."""
 
 import dataclasses
 import json
@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given
-from strategies import configs
 
 from gpt_duet.config import GPTConfig, preset_names
 from gpt_duet.generation import Sampler
+from gpt_duet.testing.strategies import configs
 from gpt_duet.training.recipe import Recipe
 from gpt_duet.validation import is_number, whole_number
 
@@ -72,7 +72,7 @@ PRESETS = {
 }
 
 
-def test_presets():
+def test_each_preset_has_its_published_sizes():
     assert PRESETS.keys() == set(preset_names())
     for name, sizes in PRESETS.items():
         open_fields = {"vocab_size": 99, "block_size": 33}
@@ -87,12 +87,13 @@ def test_presets():
     ("name", "fields", "message"),
     [
         ("gpt3", {}, "unknown preset 'gpt3'; known: gpt2, "),
-        ("gpt-nano", {}, "leaves open: block_size, vocab_size"),
+        ("gpt-nano", {}, "does not set block_size, vocab_size"),
         ("gpt2", {"n_heads": 3}, "unknown fields: n_heads"),
-        ("gpt2", {"n_head": 5}, "n_embd=768 and n_head=5"),  # does not divide
+        # n_head does not divide n_embd
+        ("gpt2", {"n_head": 5}, "n_embd=768 and n_head=5"),
     ],
 )
-def test_a_preset_that_cannot_be(name, fields, message):
+def test_a_preset_that_cannot_be_is_refused(name, fields, message):
     with pytest.raises(ValueError, match=message):
         GPTConfig.preset(name, **fields)
 
@@ -107,18 +108,18 @@ def test_numpys_numbers_become_pythons():
     plain = GPTConfig(5, 4, 1, 1, 8, 12, dropout=0.5, norm_eps=1e-5)
     assert config == plain
     values = dataclasses.asdict(config)
-    assert json.loads(json.dumps(values)) == values  # no number is NumPy's
+    assert json.loads(json.dumps(values)) == values  # JSON has no NumPy types
     assert Recipe(steps=np.int64(3), lr=np.float32(0.5)).steps == 3
     assert Sampler(np.float32(0.5), top_k=np.int64(2)).top_k == 2
 
 
-def test_what_is_a_number():
+def test_a_number_is_finite_and_not_a_boolean():
     assert all(map(is_number, (0, -1.5, np.float16(2), np.int8(3), 10**400)))
     for value in (True, math.nan, np.float32("inf"), "1", None, 1j):
         assert not is_number(value)
 
 
-def test_what_is_a_whole_number():
+def test_a_whole_number_is_an_integer_of_any_kind():
     assert whole_number("n", np.int64(3)) == 3
     assert type(whole_number("n", np.int64(3))) is int
     for value in (True, 2.0, "2", None, np.ones(2)):

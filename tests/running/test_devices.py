@@ -1,7 +1,7 @@
-"""Masks, positions, caches and targets are made where the tokens are.
+"""Masks, positions, caches and targets are made on the tokens' device.
 
-On a stand-in for a device, which computes on the CPU and refuses to combine
-tensors of two devices; and on an accelerator, where the machine has one.
+A fake device computes on the CPU, but refuses to combine tensors of two
+devices. If the machine has an accelerator, the tests use it as well.
 """
 
 from functools import partial
@@ -43,7 +43,7 @@ def device(request):
 
 @pytest.fixture
 def moved(style, device):
-    """A model on the CPU, and the same on the device."""
+    """Return a model on the CPU, and a copy of it on the device."""
     torch.manual_seed(0)
     here = style.build_model(CONFIG).eval()
     there = style.build_model(CONFIG).eval()
@@ -67,14 +67,14 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_model_computes_where_it_is(moved, device, run):
+def test_a_model_computes_on_its_device(moved, device, run):
     here, there = moved
     expected, found = RUNS[run](here, IDS), RUNS[run](there, IDS.to(device))
     assert found.device.type == torch.device(device).type
     torch.testing.assert_close(back(found), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_tokens_are_drawn_where_the_model_is(moved, device):
+def test_tokens_are_drawn_on_the_models_device(moved, device):
     _, there = moved
     how = {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
     found = back(generate(there, IDS.to(device), 2, **how))
@@ -82,7 +82,7 @@ def test_tokens_are_drawn_where_the_model_is(moved, device):
     assert found.max() < CONFIG.vocab_size
 
 
-def test_targets_and_a_step_of_training(moved, device):
+def test_an_accelerator_takes_targets_and_a_step_of_training(moved, device):
     losses = []
     for model, where in zip(moved, ("cpu", device), strict=True):
         tokens = Tokens(make_plan("gpt-nano", sizes={"vocab_size": 11}), 2, 5)
@@ -99,7 +99,7 @@ def test_targets_and_a_step_of_training(moved, device):
 
 
 @pytest.mark.gpu
-def test_the_checks_hold_there(style, accelerator):
+def test_the_checks_hold_on_an_accelerator(style, accelerator):
     report = check_model(
         partial(style.build_model, CONFIG), device=accelerator, budget=30
     )

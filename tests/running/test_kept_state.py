@@ -1,10 +1,11 @@
-"""All that a model can reach is read, compared and put back in place."""
+"""All state that a model can reach is read, compared and restored."""
 
 import random
 import threading
 from collections import OrderedDict, deque
 from contextvars import ContextVar
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from gpt_duet.running.model.building import deep_copy
 from gpt_duet.running.model.kept_state import KeptState, changed, values_of
+from gpt_duet.running.model.reach import Walk, is_theirs
 from gpt_duet.validation import is_installed
 
 COUNT = 0
@@ -21,13 +23,13 @@ WIDTH = ContextVar("WIDTH", default=3)
 
 
 class Slots:
-    """An object without a dict."""
+    """An object that has slots instead of a dict."""
 
     __slots__ = ("left",)
 
 
 class Model(nn.Module):
-    """Holds one number in each way that a forward may change."""
+    """A model with a counter in every place that a forward pass may change."""
 
     shared = 0
 
@@ -73,7 +75,7 @@ class Model(nn.Module):
 
 NAMES = [
     *("COUNT", "TABLE", "shared", "WIDTH", "mean", "later", "table['n']"),
-    *("table['new']", "names[1]", "last[1]", "array", "slots.left"),
+    *("table['new']", "names[2]", "last[1]", "array", "slots.left"),
     *("object.right", "fresh", "random", "draws", "see.seen"),
 ]
 
@@ -82,7 +84,7 @@ def last(name):
     return name.rpartition("test_kept_state.")[2].removeprefix("Model.")
 
 
-def test_each_change_of_a_call_is_seen_by_name():
+def test_each_change_by_a_call_is_named():
     model = Model()
     before = values_of(model)
     model()
@@ -90,7 +92,7 @@ def test_each_change_of_a_call_is_seen_by_name():
     assert found >= {*NAMES}, {*NAMES} - found
 
 
-def test_what_a_call_changes_is_put_back_in_place():
+def test_changes_by_a_call_are_restored_in_place():
     model = Model()
     before, state = values_of(model), KeptState(model)
     held = model.mean, model.table, model.names, model.last
@@ -117,7 +119,7 @@ def test_nothing_is_written_where_no_buffer_was_changed():
     assert model.table["n"] == 0
 
 
-def test_memory_that_was_resized_or_turned_is_put_back():
+def test_resized_or_transposed_memory_is_restored():
     model = Model()
     model.turned = torch.arange(6.0).view(2, 3)
     state = KeptState(model)
@@ -139,14 +141,14 @@ def test_a_generator_draws_other_numbers_with_another_seed():
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_what_cannot_be_read_is_named():
+def test_unreadable_state_is_named():
     model = Model()
     model.steps = iter(range(9))
     assert KeptState(model).unread == {"steps": "range_iterator"}
 
 
 class Lazy(OrderedDict):
-    """Computes what it shows only when somebody asks, as registries do."""
+    """A mapping that raises when its items are read, as registries may."""
 
     def items(self):
         raise AssertionError("it was asked")
@@ -161,7 +163,7 @@ class LazyList(list):
     clear = extend = __iter__
 
 
-def test_contents_are_read_and_put_back_without_the_code_of_a_subclass():
+def test_contents_are_restored_without_code_of_a_subclass():
     model = Model()
     model.lazy, model.steps = Lazy(), LazyList()
     model.lazy["a"] = 1
@@ -174,6 +176,20 @@ def test_contents_are_read_and_put_back_without_the_code_of_a_subclass():
     state.put_back(always=True)
     assert not changed(before, values_of(model))
     assert len(model.lazy) == len(model.steps) == 1
+
+
+def test_an_entry_of_a_read_only_view_has_the_name_of_its_path():
+    table = {"steps": 1}
+    model = Model()
+    model.view = MappingProxyType(table)
+    before = values_of(model)
+    table["steps"] = 2
+    assert {*changed(before, values_of(model))} == {"view['steps']"}
+
+
+def test_a_walk_through_an_array_leaves_numpy_installed():
+    Walk(np.zeros(2), by_code=False)
+    assert not is_theirs(np.__file__)
 
 
 def test_a_package_in_another_folder_on_the_path_is_installed(
@@ -200,7 +216,8 @@ def reads(tensor):
 def test_a_copy_shares_a_buffer_that_a_function_reads():
     model = reads("mean")
     assert deep_copy(model).mean is model.mean
-    model.read = partial(torch.mul, model.mean)  # copied with its arguments
+    # arguments of a partial are copied with the model
+    model.read = partial(torch.mul, model.mean)
     copied = deep_copy(model)
     assert copied.mean is copied.read.args[0] is not model.mean
 

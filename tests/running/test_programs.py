@@ -1,6 +1,6 @@
-"""Programs in any language: the protocol, the checks, and programs that break.
+"""Programs in any language: the protocol, the checks, and broken programs.
 
-The programs are `tests/zoo/line_program.py`, in a mode each.
+Each program is `tests/zoo/line_program.py` in one of its modes.
 """
 
 import json
@@ -18,7 +18,7 @@ import torch
 
 from gpt_duet import check_model, diff_by_value
 from gpt_duet.invariants import prove_causality
-from gpt_duet.running.exec_program import LIMIT_VARIABLE, ExecProgram
+from gpt_duet.running.exec_program import LIMIT_VARIABLE, Child, ExecProgram
 from gpt_duet.running.model.sizes import numbers_in_code, special_ids
 from gpt_duet.running.program import ProgramFailed, Refused
 from gpt_duet.targets import load_target
@@ -35,7 +35,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 @pytest.fixture
 def start():
-    """Return what starts a program in a mode, and end all afterwards."""
+    """Return a function that starts a program; end all after the test."""
     begun = []
 
     def program(mode, vocab_size=None):
@@ -63,7 +63,7 @@ def test_a_line_of_ids_is_answered_with_scores(start):
     assert (both[0] == found).all()
 
 
-def test_the_kits_own_numbers_are_not_the_programs(start):
+def test_random_state_of_the_kit_is_not_the_programs(start):
     program = start("sound").started()
     assert numbers_in_code(program) == []
     assert special_ids(program, 7) == [0, 6]
@@ -74,7 +74,7 @@ def test_numbers_may_be_bytes(start):
     assert (binary(ids(3, 1, 4)) == text(ids(3, 1, 4))).all()
 
 
-def test_the_first_line_may_say_sizes(start):
+def test_the_first_line_may_declare_sizes(start):
     program = start("sizes").started()
     assert (program.vocab_size, program.block_size) == (7, 12)
 
@@ -146,7 +146,7 @@ def test_a_cache_is_compared_with_whole_texts(start):
     assert result.status == "passed"
 
 
-def test_coarse_numbers_are_no_fault_and_are_told(start):
+def test_coarse_numbers_are_noted_but_pass(start):
     report = check_model(start("coarse").started(), **SIZES)
     assert report.ok, str(report)
     assert any("0.01" in note for note in report.notes)
@@ -185,12 +185,14 @@ def test_a_program_that_does_not_start_is_one_line(
         ("dies", ("exit status 5", "its last lines: out of memory")),
         pytest.param("killed", ("SIGKILL",), marks=posix),
         ("garbage", ("'token 3: 0.1 0.2'",)),
+        ("60 letters", (f"'{60 * 'x'}'",)),
+        ("61 letters", (f"'{60 * 'x'}...'",)),
         ("last only", ("7 numbers", "3 x 7 = 21")),
         ("late by one", ("7 numbers", "a line late")),
         ("two lines", ("'ok'",)),
     ],
 )
-def test_a_program_that_breaks_is_one_sentence(start, mode, words):
+def test_a_broken_program_gives_one_sentence(start, mode, words):
     program = start(mode).started()
     if mode == "hangs":
         program._seconds = 0.3
@@ -216,6 +218,17 @@ def test_a_program_that_breaks_is_one_sentence(start, mode, words):
     assert "\n" not in said[0]
 
 
+@posix
+def test_a_program_that_reads_nothing_is_ended_at_the_time_limit():
+    """The program reads nothing, and a pipe holds only 64 KiB."""
+    child = Child([sys.executable, "-c", "import time; time.sleep(60)"])
+    began = time.monotonic()
+    child.send("1 " * (1 << 19), began + 0.5)
+    assert child.line(time.monotonic() + 5) is None
+    assert time.monotonic() - began < 5
+    child.end()
+
+
 def test_a_refusal_keeps_the_program(start):
     program = start("sound").started()
     process = program._child.process
@@ -225,7 +238,7 @@ def test_a_refusal_keeps_the_program(start):
     assert program._child.process is process
 
 
-def test_a_command_that_is_not_there_is_a_mistake():
+def test_a_missing_command_is_a_mistake():
     for command, words in (
         ("./no_such_program", "no_such_program cannot be started"),
         ("", "needs a command"),
@@ -279,7 +292,7 @@ def test_no_child_is_left_when_the_kit_ends_or_is_killed():
         "import torch, time\n"
         "if 'call' in sys.argv: p(torch.tensor([3, 1]))\n"
     )
-    # it ends by itself, and it is killed while the program hangs
+    # the kit exits normally, or is killed while the program hangs
     for word in ("", "call"):
         kit = subprocess.Popen(
             [sys.executable, "-c", code, word],
@@ -288,7 +301,7 @@ def test_no_child_is_left_when_the_kit_ends_or_is_killed():
         )
         child = int(kit.stdout.readline())
         if word:
-            time.sleep(1.5)  # it calls
+            time.sleep(1.5)  # by now, the program runs
             assert alive(child)
             kit.send_signal(signal.SIGKILL)
         kit.wait()
@@ -314,7 +327,7 @@ def test_two_programs_are_one_function_by_their_scores(start):
     assert not diff_by_value(one, leaking, tokens).same
 
 
-def test_in_the_command(duet):
+def test_the_command_checks_a_program(duet):
     target = f"exec:{sys.executable} {FILE} "
     status, out, err = duet(
         "check", f"{target}sound", "--block-size", "12", "--json", "-"
@@ -330,7 +343,7 @@ def test_in_the_command(duet):
     assert "exit status 3" in err.splitlines()[-1]
 
 
-def test_mistakes_of_the_command_say_what_to_write(refused):
+def test_mistakes_on_the_command_line_say_what_to_write(refused):
     target = f"exec:{sys.executable} {FILE} sound"
     assert "gpt-duet diff 'annotated'" in refused(
         "compare", "annotated", target

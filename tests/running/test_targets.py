@@ -1,4 +1,7 @@
-"""Models named by text: files, modules, expressions, each loaded alone."""
+"""Models that a string names, by a file, a module or an expression.
+
+Each target imports its own copies of modules.
+"""
 
 import sys
 
@@ -71,12 +74,13 @@ def model(tmp_path, monkeypatch):
     [
         ("GPT(GPTConfig(vocab_size=7, block_size=4))", 7),
         ("(lambda size: GPT(GPTConfig(vocab_size=size)))(3)", 3),
-        ("GPT", 11),  # the one dataclass whose fields all have defaults
-        (f"GPT(GPTConfig({256 * ' '}vocab_size=7))", 7),  # no file's name
-        ("late", 5),  # an import inside the factory finds its folder
+        ("GPT", 11),  # a class that can be built without arguments
+        # too long for the name of a file
+        (f"GPT(GPTConfig({256 * ' '}vocab_size=7))", 7),
+        ("late", 5),  # the factory itself imports from its folder
     ],
 )
-def test_what_a_target_builds(model, what, vocab_size):
+def test_a_target_builds_what_its_text_names(model, what, vocab_size):
     before, path = set(sys.modules), list(sys.path)
     factory = load_target(f"{model}:{what}")
     first, second = factory(), factory()
@@ -91,12 +95,12 @@ def test_what_a_target_builds(model, what, vocab_size):
     ("what", "message"),
     [
         ("Open", r"write an expression, as '.*:Open\(depth=..., config=...\)"),
-        ("GPT(", "is no name and no expression"),
+        ("GPT(", "is neither a name nor an expression"),
         ("lates", "has no 'lates': did you mean late"),
         ("xyz", "has no 'xyz'; it has GPTConfig, GPT, Open, late"),
-        ("SIZE", "gives int for SIZE, which is no model"),
-        (":GPT", r"one colon goes before the name, as .*model.py:GPT"),
-        ("", "is no model"),
+        ("SIZE", "gives int for SIZE: expected a model"),
+        (":GPT", r"write one colon before the name, as .*model.py:GPT"),
+        ("", "cannot find a model in"),
     ],
 )
 def test_a_mistake_is_one_sentence(model, what, message):
@@ -110,17 +114,15 @@ def test_a_mistake_is_one_sentence(model, what, message):
         ("nb.ipynb", "nb.ipynb is a notebook: call check_model"),
         ("https://some.org/m.py:build", "is an address: download the file"),
         ("gpt2", r"transformers:AutoModelForCausalLM.from_pretrained\('gpt2"),
-        ("one.GPT", "a colon goes before the name, as one:GPT"),
-        ("nothing", "the folder nothing has no file of Python"),
+        ("one.GPT", "write a colon before the name, as one:GPT"),
+        ("nothing", "the folder nothing has no Python file"),
         ("mine", "mine is a folder: .* as mine/helper.py:build"),
         (".", "is a folder: name a file and its factory, as one.py:build"),
         ("own.model:build", r"under src/: .* src/own/model.py:build"),
         ("one.py:build", "one.py has no 'build': it is empty"),
     ],
 )
-def test_a_name_as_others_write_it_is_answered_with_ours(
-    model, target, message
-):
+def test_another_spelling_of_a_name_suggests_ours(model, target, message):
     here = model.parents[1]
     (here / "nothing").mkdir()
     (here / "src" / "own").mkdir(parents=True)
@@ -136,7 +138,7 @@ def test_a_config_that_needs_values_is_spelled_out(model):
         load_target(f"{model}:GPT")
 
 
-def test_a_model_and_a_function_come_as_they_are(model):
+def test_a_model_and_a_function_are_used_unchanged(model):
     assert isinstance(load_target(f"{model}:ready"), torch.nn.Module)
     assert load_target(f"{model}:scores").__name__ == "scores"
 
@@ -150,7 +152,7 @@ def build():
 """
 
 
-def test_two_folders_with_a_module_of_one_name(tmp_path):
+def test_two_folders_may_have_modules_of_one_name(tmp_path):
     models = {}
     for name in ("left", "right"):
         source = f"from attn import WHO\n{WHO}"
@@ -181,7 +183,7 @@ def test_a_package_called_as_ours_is_the_users_own(
     assert sys.modules["gpt_duet"] is gpt_duet
 
 
-def test_names_that_a_package_imports_when_asked(tmp_path, monkeypatch):
+def test_lazily_imported_names_of_a_package_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = "def __getattr__(name):\n    return {'SIZE': 3}[name]\n"
     write(tmp_path, lazy=source)
@@ -189,7 +191,7 @@ def test_names_that_a_package_imports_when_asked(tmp_path, monkeypatch):
     assert build()(None) == 3
 
 
-# Modules that import at the first question -----------------------------------
+# Modules that import on first use --------------------------------------------
 
 LATE = """
 import importlib, sys
@@ -213,7 +215,7 @@ for name in ("by_class", "by_function", "with_a_file"):
 
 @pytest.fixture
 def late(model):
-    """A model whose file puts aliases of modules that are not there."""
+    """Return the file of a model that registers aliases of missing modules."""
     path = model.with_name("aliased.py")
     path.write_text(LATE + MODEL)
     yield path
@@ -225,9 +227,7 @@ def late(model):
     ("what", "vocab_size"),
     [("GPT", 11), ("late", 5), ("GPT(GPTConfig(vocab_size=7))", 7)],
 )
-def test_an_alias_of_a_module_that_is_not_there_is_not_imported(
-    late, what, vocab_size
-):
+def test_an_alias_of_a_missing_module_is_not_imported(late, what, vocab_size):
     factory = load_target(f"{late}:{what}")
     for _ in range(2):
         assert factory().vocab_size == vocab_size
@@ -235,7 +235,7 @@ def test_an_alias_of_a_module_that_is_not_there_is_not_imported(
 
 
 def test_a_module_of_the_users_is_known_by_its_spec(model):
-    """A module that takes the place of a file's may have no __file__."""
+    """A module that replaces itself in sys.modules may lack __file__."""
     source = "import sys\nfrom types import ModuleType\nSPEC = __spec__\n"
     source += "new = ModuleType(__name__)\nnew.__spec__ = SPEC\n"
     source += "new.SIZE = 4\nsys.modules[__name__] = new\n"

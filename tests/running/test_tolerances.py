@@ -1,4 +1,4 @@
-"""Numerical tolerances are in one file, each is used, each says its unit."""
+"""All tolerances are in one file; each is used and names its unit."""
 
 import re
 import tokenize
@@ -22,7 +22,7 @@ COUNTED = [
     "BOUNDS",
     "EXPONENT",
 ]
-NOT_ZERO = {"1e-300"}  # keeps a divisor from 0, and ends no comparison
+NOT_ZERO = {"1e-300"}  # no tolerance: the number avoids a division by 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,12 +36,12 @@ def test_a_tolerance_is_used_and_defined_once(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tolerance_says_what_it_counts(name):
+def test_a_tolerance_states_its_unit(name):
     assert re.search(rf"(^|_)({'|'.join(COUNTED)})(_|$)", name)
 
 
 @pytest.mark.parametrize("room", ["running", "distributed"])
-def test_a_small_number_stands_in_no_other_file(room):
+def test_small_numbers_are_in_no_other_file(room):
     found = []
     for file in (SHARED / room).rglob("*.py"):
         with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""Faithful to its school: the listing of the text is the oracle."""
+"""The annotated style computes what the code of its tutorial computes."""
 
 import copy
 import math
@@ -26,9 +26,9 @@ TINY = {"N": 2, "d_model": 12, "d_ff": 20, "h": 3}
 
 @pytest.fixture(scope="module")
 def listing(sibling):
-    """The names that the text's listings define, run as written.
+    """Run the code blocks of the tutorial, and return the names they define.
 
-    It forgets most of its imports, so all are given.
+    The tutorial omits most of its imports, so the fixture supplies them.
     """
     names = {"torch": torch, "copy": copy, "math": math, "F": F, "nn": nn}
     names["Variable"] = torch.autograd.Variable
@@ -143,7 +143,7 @@ def test_build_model_mends_the_initialisation():
     model = build_model(config)
     weight = model.embed[0].lut.weight
     assert weight.std().item() == pytest.approx(64**-0.5, rel=0.02)
-    assert weight.abs().max() > 3 * 64**-0.5  # normal, not uniform
+    assert weight.abs().max() > 3 * 64**-0.5  # not uniform
     for module in model.modules():
         if isinstance(module, nn.Linear):
             assert not module.bias.any()
@@ -162,7 +162,7 @@ def test_forward_gives_hidden_states_causal_without_a_mask():
     assert expected.shape == (2, 6, 12)
     assert model(tokens).equal(expected)
     assert model.generator(expected).equal(model.log_probs(tokens))
-    # a mask may be of numbers
+    # a mask may also consist of integers
     everything = torch.ones(1, 6, 6, dtype=torch.uint8)
     assert model.decode(tokens, everything.tril()).equal(expected)
     assert not model.decode(tokens, everything).allclose(expected)
@@ -205,12 +205,12 @@ def test_parts_are_injected(activation, name):
         ({"activation": type("MyGELU", (nn.GELU,), {})()}, "activation must"),
     ],
 )
-def test_what_no_model_has_is_refused(arguments, message):
+def test_an_impossible_argument_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_model(31, **TINY | arguments)
 
 
-# What the public originals answered, once, with their own code
+# Recorded answers of the public originals
 
 
 def assert_golden(found, expected):
@@ -226,7 +226,9 @@ def annotated_original(weights, pe, sizes, **parts):
 
 
 @pytest.mark.parametrize("keep_attn", [False, True])
-def test_annotated_transformer(golden, keep_attn):
+def test_the_annotated_style_has_the_numbers_of_its_original(
+    golden, keep_attn
+):
     weights, expected, sizes = golden("annotated")
     model = annotated_original(weights, expected["pe"], sizes)
     tokens = expected["tokens"]
@@ -249,13 +251,13 @@ def test_annotated_transformer(golden, keep_attn):
         assert_golden(parameter.grad, expected[name])
 
 
-def test_annotated_transformer_in_the_other_style(golden):
+def test_the_other_style_has_the_numbers_of_the_annotated_original(golden):
     weights, expected, sizes = golden("annotated")
     model = annotated_original(weights, expected["pe"], sizes, max_len=24)
     state = annotated.to_gpt2(model)
     other = mingpt_style.from_gpt2(state, model.config).eval()
     found = other.log_probs(expected["tokens"])
-    # the eps of the norms differs: not absorbed, and about this large
+    # the norms differ in their eps, which explains a gap of this size
     assert (found - expected["log_probs"]).abs().max() < 1e-3
     same = annotated.from_gpt2(state, model.config, norm=annotated.LayerNorm)
     found = same.eval().log_probs(expected["tokens"])

@@ -1,4 +1,4 @@
-"""Attention as the paper writes it, against loops in NumPy."""
+"""Attention as the paper defines it, compared with loops in NumPy."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import masked_attention
-from strategies import seeds
 
 from gpt_duet.annotated import MultiHeadedAttention, attention
 from gpt_duet.masks import (
@@ -16,6 +15,7 @@ from gpt_duet.masks import (
     slice_mask,
     subsequent_mask,
 )
+from gpt_duet.testing.strategies import seeds
 
 
 def randn(*shape, seed):
@@ -31,13 +31,15 @@ def randn(*shape, seed):
     d_v=st.integers(1, 5),
     data=st.data(),
 )
-def test_the_formula_under_any_mask(seed, time, key_time, d_k, d_v, data):
+def test_attention_is_the_formula_under_any_mask(
+    seed, time, key_time, d_k, d_v, data
+):
     row = st.lists(st.booleans(), min_size=key_time, max_size=key_time).filter(
         any
     )
     visible = data.draw(st.lists(row, min_size=time, max_size=time))
     mask = torch.tensor(visible)
-    if data.draw(st.booleans()):  # without a mask everything is seen
+    if data.draw(st.booleans()):  # without a mask, all keys are visible
         visible, mask = np.ones((time, key_time)), None
     query = randn(2, time, d_k, seed=seed)
     key = randn(2, key_time, d_k, seed=seed + 1)
@@ -77,13 +79,13 @@ def test_query_and_key_may_come_from_different_sequences():
     query, memory = randn(3, 2, 6, seed=2), randn(3, 5, 6, seed=3)
     out = layer(query, memory, memory)
     assert out.shape == (3, 2, 6)
-    # the order of the memory does not matter, its keys and values do
+    # the order of the memory has no effect, but the content of its values has
     turned = memory.flip(1)
     torch.testing.assert_close(layer(query, turned, turned), out)
     assert not layer(query, memory, memory + 1).allclose(out)
 
 
-def test_one_mask_a_row_of_the_batch():
+def test_attention_takes_one_mask_for_each_row():
     layer = MultiHeadedAttention(2, 4, dropout=0.0).double()
     x = randn(2, 3, 4, seed=4)
     masks = torch.ones(2, 3, 3, dtype=torch.bool)
@@ -121,7 +123,7 @@ def test_heads_that_do_not_divide_the_width_are_refused(h):
 
 
 def test_score_variance_does_not_grow_with_the_width():
-    # the reason for 1 / sqrt(d_k): features 15 of the lecture
+    # the reason why scores are divided by sqrt(d_k)
     query, key = randn(200, 64, seed=5), randn(200, 64, seed=6)
     logits = attention(query, key, torch.eye(200, dtype=torch.float64))[1]
     scores = logits.log() - logits.log().mean(-1, keepdim=True)
@@ -139,7 +141,7 @@ def test_a_mask_that_would_be_broadcast_over_heads_is_refused(shape):
     assert str(shape) in str(caught.value)
 
 
-# Masks: who is seen, how they are cut, joined and refused
+# Masks: visible positions, slicing, combination and refusals
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
@@ -174,8 +176,8 @@ def test_a_combination_shows_what_all_masks_show(rows):
     causal, padding = subsequent_mask(4), torch.tensor(rows).unsqueeze(1)
     assert combine_masks(causal).equal(causal)
     blind = [b for b, row in enumerate(rows) if not row[0]]
-    if blind:  # position 0 sees itself or nothing
-        message = f"position 0 of row {blind[0]} has nothing to see"
+    if blind:  # position 0 sees nothing
+        message = f"position 0 of row {blind[0]} sees no position"
         with pytest.raises(ValueError, match=message):
             combine_masks(causal, padding)
         return

@@ -1,4 +1,4 @@
-"""Decoding with a cache: the same function, each token read once."""
+"""A cache does not change the scores, and lets each token be read once."""
 
 from functools import partial
 from itertools import pairwise
@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import configs, random_model, random_tokens, seeds
 
 from gpt_duet import GPTConfig, annotated, generate, mingpt_style
 from gpt_duet.generation import stream_tokens
@@ -17,6 +16,12 @@ from gpt_duet.protocol import (
     CachedLanguageModel,
     CacheReader,
     cache_reader,
+)
+from gpt_duet.testing.strategies import (
+    configs,
+    random_model,
+    random_tokens,
+    seeds,
 )
 
 CONFIG = GPTConfig(
@@ -65,7 +70,7 @@ def test_cached_uncached_and_the_other_style_write_the_same(data):
     model = random_model(mingpt_style, config, seed)
     time = data.draw(st.integers(1, config.block_size + 3))
     tokens = random_tokens(config, data.draw(st.integers(1, 3)), time)
-    count = config.block_size + 4  # the window fills up, and slides
+    count = config.block_size + 4  # the window fills, then slides
     cached = generate(model, tokens, count)
     names = "config", "vocab_size", "block_size", "log_probs"
     uncached = SimpleNamespace(**{n: getattr(model, n) for n in names})
@@ -89,9 +94,9 @@ def test_each_token_is_read_once_until_the_window_slides(model, style):
         lambda module, args, out: scored.append(out.numel() // out.size(-1))
     )
     generate(model, random_tokens(CONFIG, 1, 4), 11)
-    # the prompt, one token at a time to the block's end, then whole windows
+    # the prompt, single tokens up to the block size, then full windows
     assert read == [4, *[1] * 8, 12, 12]
-    assert scored == [1] * 11  # the last position alone
+    assert scored == [1] * 11  # each call scores only the last position
 
 
 def test_streams_of_one_model_do_not_share_a_cache(model):
@@ -112,7 +117,7 @@ def test_a_cache_has_room_for_the_block_from_the_start():
         assert past.k.shape == past.v.shape == (3, 2, 12, 8)
         assert past.k.dtype == torch.float64
     out = model.train().decode(random_tokens(CONFIG, 3, 12), cache)
-    assert not out.requires_grad  # no graph is kept
+    assert not out.requires_grad  # the cache stores no graph
     assert not cache[0].k.requires_grad
     assert [past.k.data_ptr() for past in cache] == places
     assert [past.length for past in cache] == [12, 12]
@@ -125,7 +130,7 @@ def test_a_full_cache_refuses_more(model):
     assert not reader.decode(tokens, cache).requires_grad
     with pytest.raises(ValueError, match=r"13 tokens .* 12 positions"):
         reader.decode(tokens[:, :4], cache)
-    # the refusal left the cache as it was
+    # the refused call did not change the cache
     tail = random_tokens(CONFIG, 1, 3, seed=1)
     want = model.log_probs(torch.cat([tokens, tail], dim=1))[:, -3:]
     torch.testing.assert_close(reader.decode(tail, cache), want)
@@ -138,14 +143,15 @@ def test_a_cache_for_other_rows_is_refused(model, rows, given):
         reader.decode(random_tokens(CONFIG, given, 2), reader.init_cache(rows))
 
 
-def test_who_has_a_cache():
+def test_a_cache_is_found_by_its_two_methods():
     ours = mingpt_style.build_model(CONFIG)
     assert cache_reader(ours) is ours
-    # `decode` is this style's word for all below the generator
+    # in annotated, `decode` is everything before the generator
     other = annotated.build_model(CONFIG)
     assert not isinstance(other, CachedLanguageModel)
     assert isinstance(cache_reader(other), CacheReader)
-    bare = SimpleNamespace(with_cache=print)  # another thing of that name
+    # a method of the right name that does something else
+    bare = SimpleNamespace(with_cache=print)
     assert cache_reader(bare) is None
 
 

@@ -1,4 +1,4 @@
-"""Same weights in, same log-probabilities out."""
+"""Equal weights give equal log-probabilities."""
 
 import copy
 import math
@@ -10,14 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import log_probs as reference_log_probs
-from strategies import (
-    configs,
-    random_model,
-    random_state,
-    random_tokens,
-    seeds,
-    token_batches,
-)
 from torch import nn
 
 from gpt_duet import annotated, mingpt_style
@@ -27,6 +19,14 @@ from gpt_duet.comparison.models import compare_models, stage_outputs
 from gpt_duet.comparison.styles import compare_pair, make_pair
 from gpt_duet.config import GPTConfig
 from gpt_duet.protocol import load_style, style_of
+from gpt_duet.testing.strategies import (
+    configs,
+    random_model,
+    random_state,
+    random_tokens,
+    seeds,
+    token_batches,
+)
 
 STYLES = ("annotated", "mingpt_style")
 STAGES = (annotated.STAGES, mingpt_style.STAGES)
@@ -44,7 +44,7 @@ def compare(config, tokens, dtype=torch.float64, seed=0, styles=STYLES):
 
 @given(data=st.data())
 def test_the_whole_model_is_one_function(data):
-    # with eps 0 a norm of few and nearly equal features blows rounding up
+    # with eps 0, a norm of a few nearly equal features amplifies rounding
     config = data.draw(configs(min_embd=8, norm_eps=0.0))
     state = random_state(config, data.draw(seeds))
     tokens = data.draw(token_batches(config))
@@ -53,7 +53,7 @@ def test_the_whole_model_is_one_function(data):
     b = mingpt_style.from_gpt2(state, config).eval()
     ours, theirs = a.log_probs(tokens), b.log_probs(tokens)
     assert (ours - theirs).abs().max() <= 1e-12
-    # and so are their gradients by the token embedding, which may be tied
+    # the gradients of the token table agree as well, tied or not
     tables = a.embed[0].lut.weight, a.generator.proj.weight
     lut, head = torch.autograd.grad(ours[..., 0].sum(), tables)
     expected = lut / math.sqrt(config.n_embd) + config.tie_weights * head
@@ -80,7 +80,7 @@ def test_both_styles_compute_what_the_loops_compute(data):
 
 @settings(max_examples=15)
 @given(data=st.data())
-def test_any_chain_of_styles_computes_the_same(data):
+def test_any_chain_of_conversions_computes_the_same(data):
     config = data.draw(configs(min_embd=3, norm_eps=1e-5))
     tokens = data.draw(token_batches(config))
     model = random_model(mingpt_style, config, data.draw(seeds))
@@ -108,7 +108,7 @@ def test_every_stage_agrees_and_a_wrong_one_is_found():
     stages = ["embedding", *blocks, "final_norm", "log_probs"]
     assert list(differences) == stages
     assert max(differences.values()) < 1e-12
-    assert a.training  # the mode is put back
+    assert a.training  # the call restores the mode
     assert b.training
 
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_every_stage_agrees_and_a_wrong_one_is_found():
     assert differences["block.1.attention"] == pytest.approx(1e-3)
 
 
-def test_a_stage_that_is_not_there_is_named():
+def test_a_missing_stage_is_named():
     model = random_model(mingpt_style, SMALL)
     with pytest.raises(ValueError, match="no such stage of GPT: GPT has no"):
         stage_outputs(model, {"embedding": "nowhere"}, TOKENS)
@@ -182,7 +182,8 @@ def test_the_verdict_is_two_functions(wrong, monkeypatch):
 
 def test_the_bound_is_twice_the_models_own_rounding():
     state = enlarged_random_weights(mingpt_style, SMALL, 0)
-    model = mingpt_style.from_gpt2(state, SMALL)  # in train mode
+    # a new model is in train mode
+    model = mingpt_style.from_gpt2(state, SMALL)
     exact = copy.deepcopy(model).eval().double().log_probs(TOKENS)
     log_probs = model.eval().log_probs(TOKENS)
     error = (log_probs.double() - exact).abs().max()
@@ -191,8 +192,8 @@ def test_the_bound_is_twice_the_models_own_rounding():
     assert bound == pytest.approx(2 * error.item() + 1e-6)
 
 
-def test_what_is_told_of_each_style_is_its_own():
-    # a style that never ties may draw the weights of one that does
+def test_facts_about_each_style_are_correct():
+    # a style with an untied head may take the weights of a tied one
     tied = SMALL.replace(tie_weights=True)
     assert compare(tied, TOKENS, styles=STYLES[::-1]).one_function
     config = GPTConfig(50, 8, n_layer=2, n_head=2, n_embd=8, n_inner=12)
@@ -213,7 +214,7 @@ def test_what_is_told_of_each_style_is_its_own():
     assert (left["buffers"], right["buffers"]) == (64, 0)
     for first, median, third in found.seconds:
         assert 0 < first <= median <= third
-    assert found.threads == 1  # so small that a second one would wait
+    assert found.threads == 1  # because there is little work
     (part,) = found.original_parts
     words, _, difference = part.rpartition(" ")
     assert words == (
@@ -225,10 +226,11 @@ def test_what_is_told_of_each_style_is_its_own():
 
 
 @pytest.mark.parametrize("eps", [None, 0.0])
-def test_a_norm_that_the_layout_cannot_hold_is_told(eps):
-    # its eps stands outside the root; without any eps both are one function
+def test_a_norm_that_the_layout_lacks_is_reported(eps):
+    # annotated's eps is outside the root; with eps 0 the functions are equal
     model = annotated.build_model(SMALL.replace(norm_eps=eps)).double().eval()
     with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
         other = convert(model, "mingpt_style")
     moved = (other.log_probs(TOKENS) - model.log_probs(TOKENS)).abs().max()
     words = [str(warning.message) for warning in given]
@@ -243,3 +245,13 @@ def test_a_subclass_belongs_to_its_style():
     assert style_of(Mine(SMALL)) is mingpt_style
     with pytest.raises(ValueError, match="Linear belongs to no style"):
         style_of(nn.Linear(1, 1))
+
+
+def test_an_import_that_fails_inside_a_style_is_not_hidden(
+    tmp_path, monkeypatch
+):
+    """The error is not reported as a missing style."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "half_a_style.py").write_text("import not_installed")
+    with pytest.raises(ModuleNotFoundError, match="not_installed"):
+        load_style("half_a_style")

@@ -1,20 +1,13 @@
-"""What holds for every model here: both styles, and the ladder's rungs."""
+"""Properties of the kit's models: both styles, and the rungs of the ladder."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from both_styles import STYLES
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import (
-    STYLES,
-    configs,
-    random_model,
-    random_tokens,
-    seeds,
-    token_batches,
-)
 from torch import nn
 
 from gpt_duet import generate, mingpt_style
@@ -22,10 +15,17 @@ from gpt_duet.config import GPTConfig
 from gpt_duet.mingpt_style import GPT
 from gpt_duet.mingpt_style.ladder import RUNGS
 from gpt_duet.protocol import LanguageModel
+from gpt_duet.testing.strategies import (
+    configs,
+    random_model,
+    random_tokens,
+    seeds,
+    token_batches,
+)
 
 SMALL = GPTConfig(17, 12, n_layer=2, n_head=2, n_embd=16)
 BUILDERS = {name: style.build_model for name, style in STYLES.items()} | RUNGS
-# Their last token alone says what follows.
+# The predictions of these models depend only on the last token.
 DEAF = ("bigram table", "+ positions")
 
 
@@ -42,7 +42,7 @@ def model(name):
 # The contract --------------------------------------------------------------
 
 
-def test_the_contract(model):
+def test_a_style_keeps_the_contract_of_a_language_model(model):
     assert isinstance(model, LanguageModel)
     assert model.config == SMALL
     assert (model.vocab_size, model.block_size) == (17, 12)
@@ -74,7 +74,8 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets(build):
     idx = random_tokens(SMALL, 3, 9)
     targets = random_tokens(SMALL, 9, 3, seed=1).t()  # not contiguous
     targets[0, 0] = 0
-    targets[1:][torch.rand(2, 9) < 0.3] = -1  # no target
+    # some positions of these rows have no target
+    targets[1:][torch.rand(2, 9) < 0.3] = -1
     logits, loss = model(idx, targets)
     there = targets >= 0
     assert 0 < (~there).sum() < 18
@@ -88,7 +89,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets(build):
     assert model.log_probs(idx).equal(log_probs)
 
 
-# Both styles, whatever the config ------------------------------------------
+# Both styles, with any config ----------------------------------------------
 
 
 @given(data=st.data())
@@ -146,13 +147,13 @@ def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
         m.register_forward_hook(lambda m, _inputs, _output: calls.append(m))
     model.log_probs(tokens)
     assert len(calls) == len(set(calls)) == len(dropouts)
-    # embedding; in every layer both residuals, and the annotated style's
-    # attention and feed-forward, where the other has the kernel's own
+    # The embedding has one dropout, and each layer two, for its residuals.
+    # annotated has two more a layer, the other style one in its kernel.
     fused = style is mingpt_style
     assert len(dropouts) == 1 + 2 * (2 if fused else 4)
     assert rates == ([0.25, 0.25] if fused else [])
 
-    # what goes on is what the dropout returned, and nothing else
+    # the model uses the output of each dropout module
     expected = model.eval().log_probs(tokens)
     assert model.log_probs(tokens).equal(expected)
     for m in dropouts:
@@ -185,7 +186,7 @@ def test_an_export_takes_any_number_of_rows_and_tokens(style):
     torch.testing.assert_close(found, expected)
 
 
-# mingpt_style is faithful to its style: initialisation, loss, names
+# mingpt_style follows GPT-2 and minGPT in initialisation, loss and names
 
 
 @pytest.mark.unhooked

@@ -1,14 +1,20 @@
-"""The GPT-2 layout in and out of both styles, and what does not fit."""
+"""Weights in GPT-2's layout are imported, exported, or refused."""
 
 import copy
 from functools import partial
 
 import pytest
 import torch
+from both_styles import changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import (
-    changed,
+from torch import nn
+
+from gpt_duet import annotated, mingpt_style
+from gpt_duet.checkpoint.gpt2_layout import load_exactly
+from gpt_duet.config import GPTConfig
+from gpt_duet.mingpt_style import from_gpt2, from_nanogpt
+from gpt_duet.testing.strategies import (
     configs,
     random_model,
     random_state,
@@ -16,12 +22,6 @@ from strategies import (
     seeds,
     shapes,
 )
-from torch import nn
-
-from gpt_duet import annotated, mingpt_style
-from gpt_duet.checkpoint.gpt2_layout import load_exactly
-from gpt_duet.config import GPTConfig
-from gpt_duet.mingpt_style import from_gpt2, from_nanogpt
 
 SMALL = GPTConfig(13, 8, n_layer=2, n_head=2, n_embd=8)
 TIED = SMALL.replace(tie_weights=True)
@@ -35,12 +35,13 @@ def log_probs(model):
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_weights_come_back_as_they_went_in(style, data):
+def test_weights_survive_a_round_trip(style, data):
     config = data.draw(configs())
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
     state = random_state(config, data.draw(seeds), dtype)
     back = style.to_gpt2(style.from_gpt2(state, config))
-    if config.tie_weights and style is annotated:  # it never ties
+    # annotated never ties weights
+    if config.tie_weights and style is annotated:
         state["lm_head.weight"] = state["wte.weight"]
         state["lm_head.bias"] = torch.zeros(config.vocab_size, dtype=dtype)
     assert back.keys() == state.keys()
@@ -50,8 +51,8 @@ def test_weights_come_back_as_they_went_in(style, data):
         torch.testing.assert_close(back[name], tensor)
 
 
-@pytest.mark.unhooked  # what torch.compile returns is of another class
-def test_what_a_fresh_model_writes_compiled_or_not(style):
+@pytest.mark.unhooked  # torch.compile returns an undeclared class
+def test_a_fresh_model_is_exported_compiled_or_not(style):
     model = style.build_model(SMALL)
     state = style.to_gpt2(model)
     expected = shapes(SMALL)
@@ -82,7 +83,7 @@ def test_the_weights_are_copies_and_the_models_own_to_train(style):
     assert torch.get_rng_state().equal(random_numbers)
     assert all(p.requires_grad and p.is_leaf for p in model.parameters())
     assert not any(buffer.requires_grad for buffer in model.buffers())
-    copy.deepcopy(model)  # refused where a tensor has a history
+    copy.deepcopy(model)  # fails for tensors with a graph
     back = style.to_gpt2(model)
     before = {name: tensor.clone() for name, tensor in state.items()}
     with torch.no_grad():
@@ -100,21 +101,21 @@ def test_the_weights_are_copies_and_the_models_own_to_train(style):
         ({"wqe": torch.zeros(1)}, "unknown wqe"),
         (
             {"h.0.mlp.c_fc.weight": torch.zeros(32, 8)},
-            r"another shape h\.0\.mlp\.c_fc\.weight \(32, 8\) for \(8, 32\)",
+            r"wrong shapes h\.0\.mlp\.c_fc\.weight \(32, 8\) for \(8, 32\)",
         ),
         ({"lm_head.bias": torch.zeros(3)}, r"lm_head\.bias \(3,\) for \(13,"),
         (
             {"transformer.wte.weight": torch.zeros(13, 8)},
-            r"wte\.weight is there twice",
+            r"wte\.weight occurs twice",
         ),
     ],
 )
-def test_what_does_not_fit_is_named(style, change, message):
+def test_weights_that_do_not_fit_are_named(style, change, message):
     with pytest.raises(ValueError, match=message):
         style.from_gpt2(changed(random_state(SMALL), change), SMALL)
 
 
-def test_a_long_list_is_cut_and_counted_and_every_key_is_needed():
+def test_a_long_list_of_missing_keys_is_cut_and_counted():
     with pytest.raises(ValueError, match=r"missing .* and 25 more"):
         from_gpt2({}, SMALL)
     with torch.device("meta"):
@@ -135,7 +136,7 @@ def test_an_absent_head_is_the_token_table():
         torch.testing.assert_close(found, expected)
 
 
-def test_a_bias_of_the_head_appears_only_where_it_is_not_zero():
+def test_a_head_bias_is_exported_only_if_not_zero():
     state = random_state(SMALL)
     assert from_gpt2(state, SMALL).lm_head.bias is not None
     for nothing in (torch.zeros(13), None):
@@ -152,7 +153,7 @@ def test_a_bias_of_the_head_appears_only_where_it_is_not_zero():
         partial(nn.LayerNorm, elementwise_affine=False),
     ],
 )
-def test_a_norm_of_another_kind_has_no_place_in_the_layout(norm):
+def test_a_norm_of_another_kind_is_refused(norm):
     model = annotated.make_model(13, N=1, d_model=8, d_ff=8, h=2, norm=norm)
     name = type(model.decoder.norm).__name__
     with pytest.raises(ValueError, match=f"no norm like {name}"):
@@ -193,11 +194,11 @@ def test_a_detour_through_annotated_stays_tied(seed, n_embd, dtype, size):
 @pytest.mark.parametrize(
     ("number", "moved", "message"),
     [
-        # from 1 to 2 a unit in the last place is eps: 4 are rounding
+        # in [1, 2) eps is one unit in the last place; 4 units may be rounding
         *[(1.5, n * EPS, None) for n in range(-4, 5)],
         *[(1.5, n * EPS, "differs") for n in (-6, -5, 5, 6)],
         (-4.0, 16 * EPS, None),
-        (0.0, 1e-300, "differs"),  # a small unit is a unit, too
+        (0.0, 1e-300, "differs"),  # differences of small values count too
         (1e-300, -1e-300, "differs"),
         (1.5, 0.25, r"differs .* by up to 0\.25"),
         (1.5, float("nan"), "differs"),
@@ -226,11 +227,11 @@ def test_a_bias_however_small_forbids_tying():
             from_gpt2(state, TIED)
 
 
-# minGPT's and nanoGPT's own files ------------------------------------------
+# Files of minGPT and nanoGPT -----------------------------------------------
 
 
 def nanogpt_state():
-    """What nanoGPT would save of the same function."""
+    """Return a random model's state dict, in the form that nanoGPT saves."""
     return from_gpt2(random_state(SMALL), SMALL).state_dict()
 
 
@@ -242,7 +243,7 @@ def test_absent_biases_are_zeros():
     model = from_nanogpt(absent, SMALL)
     assert log_probs(model).equal(log_probs(from_nanogpt(zeros, SMALL)))
     assert model.lm_head.bias is None
-    # one bias that is missing is damage
+    # if only one bias is missing, this is an error
     damaged = changed(state, {"transformer.h.1.attn.c_proj.bias": None})
     with pytest.raises(ValueError, match=r"missing h\.1\.attn\.c_proj\.bias"):
         from_nanogpt(damaged, SMALL)

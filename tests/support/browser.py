@@ -1,4 +1,4 @@
-"""Pages for the tests, and a real headless Chromium to look at them."""
+"""Pages for the tests, and a headless Chromium that opens them."""
 
 import json
 import re
@@ -17,9 +17,10 @@ HOSTILE = (
 
 
 def page_of(folder, *words, status=0, walk=True):
-    """Run a command of gpt-duet in this process; its page, in a folder.
+    """Run a command of gpt-duet in this process; return its page.
 
-    Without the walk, which takes the longest, where nobody looks at it.
+    walk=False omits the walk through a forward pass, which takes longest to
+    make.
     """
     page = folder / "page.html"
     words = ["gpt-duet", *words, "--html", page]
@@ -34,19 +35,19 @@ def page_of(folder, *words, status=0, walk=True):
 
 
 def make_page(folder, *arguments, status=0, walk=False):
-    """Run gpt-duet compare on a small model; its page."""
+    """Run gpt-duet compare on a small model, and return the page it writes."""
     words = ("compare", *SMALL, *arguments)
     return page_of(folder, *words, status=status, walk=walk)
 
 
 def hostile_page(folder):
-    """A page about a text that would be more than a text."""
+    """Make a page about a text that contains markup."""
     words = ("--text", HOSTILE, "--tokenizer=char", "--block-size=128")
     return make_page(folder, *words, walk=True)
 
 
 def data_of(page):
-    """The numbers that a page brings along for its scripts."""
+    """Return the data that a page has for its scripts."""
     text = page.read_text(encoding="utf-8")
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
 
@@ -57,7 +58,7 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
 
-# Contrast of every text with what is behind it, by the formulas of WCAG 2.
+# A script that returns texts with too little contrast by the WCAG 2 formula.
 FAINT = """
 const channel = c => (c /= 255) <= .03928 ? c / 12.92
   : ((c + .055) / 1.055) ** 2.4;
@@ -86,7 +87,7 @@ return faint.slice(0, 5);
 
 
 class Browser:
-    """Chromium with one page at a time."""
+    """A headless Chromium with one page at a time."""
 
     def __init__(self, profile):
         webdriver = pytest.importorskip("selenium.webdriver")
@@ -103,7 +104,7 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=service)
 
     def open(self, path, width=1440, height=900, dark=False, media="", at=""):
-        """Open a file at a width; forget what was logged before."""
+        """Clear the logs, then open a file in a window of this size."""
         run = self.driver.execute_cdp_cmd
         size = {"width": width, "height": height, "deviceScaleFactor": 1}
         run("Emulation.setDeviceMetricsOverride", size | {"mobile": False})
@@ -119,7 +120,7 @@ class Browser:
         self.driver.get(f"{path.as_uri()}#{at}" if at else path.as_uri())
 
     def open_by_itself(self, path, **how):
-        """Open a file that asks for no other, and that all can read."""
+        """Open a file; require that it loads nothing else and is readable."""
         self.open(path, **how)
         assert self.errors() == []
         requests = {r for r in self.requests() if not r.startswith("data:")}
@@ -127,16 +128,16 @@ class Browser:
         assert self.js(FAINT) == []
 
     def unfold(self):
-        """Open all that is folded away."""
+        """Unfold all folded parts of the page."""
         self.js("document.querySelectorAll('details').forEach(e => {"
                 "e.open = true})")  # fmt: skip
 
     def errors(self):
-        """What the console said since it was last asked."""
+        """Return the errors in the console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self):
-        """Addresses that were asked for since this was last asked."""
+        """Return the addresses that were requested since the last call."""
         found = []
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
@@ -145,19 +146,19 @@ class Browser:
         return found
 
     def js(self, script, *arguments):
-        """Run a script in the page and return what it returns."""
+        """Run a script in the page and return its result."""
         return self.driver.execute_script(script, *arguments)
 
     def one(self, selector):
-        """The first element that a selector finds."""
+        """Return the first element that matches a selector."""
         return self.driver.find_element("css selector", selector)
 
     def all(self, selector):
-        """Every element that a selector finds."""
+        """Return all elements that match a selector."""
         return self.driver.find_elements("css selector", selector)
 
     def top(self, selector):
-        """How far below the window's edge an element begins."""
+        """Return how far an element begins below the top of the window."""
         return self.js(
             "return document.querySelector(arguments[0])"
             ".getBoundingClientRect().top", selector,
@@ -173,7 +174,7 @@ class Browser:
         )
 
     def look_at(self, element, block="center"):
-        """Scroll to an element at once, and jump where a click leads."""
+        """Scroll to an element at once; from now on, links also jump."""
         self.js("document.documentElement.style.scrollBehavior = 'auto'")
         how = {"block": block}
         self.js("arguments[0].scrollIntoView(arguments[1])", element, how)

@@ -1,9 +1,9 @@
-"""Makes the pictures that the README shows, by real commands.
+"""Make the pictures of the README by running real commands.
 
-PYTHONPATH=. python tests/support/pictures.py
+PYTHONPATH=.:tests/zoo python tests/support/pictures.py
 
-A picture of a terminal is what it shows, colours and all, drawn as SVG. That
-of the page is taken with chromium, where it is there.
+A picture of a terminal is a command's output, in colour, drawn as SVG. The
+picture of the page is taken with Chromium, which must be installed.
 """
 
 import io
@@ -20,16 +20,21 @@ from browser import Browser, page_of
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
+from visible_models import PARENTS, of
+
+from gpt_duet import influence
+from gpt_duet.tracing.pictures import draw_map
+from gpt_duet.visibility import tree
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURES = ROOT / "shared/pictures"
-# without the web font: a picture that asks the network for nothing
+PICTURES = ROOT / "docs/pictures"
+# rich's SVG without web fonts, because pictures must load nothing from the web
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.S)
 PORT = (
     "diff \"transformers:GPT2LMHeadModel.from_pretrained('gpt2_folder')\" "
     "\"my_gpt.py:load('gpt2_folder')\""
 )
-COMMANDS = {  # and the columns of their terminals
+COMMANDS = {  # each command, and the width of its terminal in columns
     "compare": ("compare", 120),
     "port": (PORT, 140),
     "generate": (
@@ -37,8 +42,8 @@ COMMANDS = {  # and the columns of their terminals
         120,
     ),
 }
-STEP = "step-8"  # of the walk on the page: the one that is shown
-# my_gpt.py: nanoGPT's layout, with the exact GELU where GPT-2 has tanh's
+STEP = "step-8"  # the step that the picture of the walk shows
+# the end of my_gpt.py: nanoGPT's model, with the exact GELU as its fault
 LOADER = """
 
 def load(folder):
@@ -51,7 +56,7 @@ def load(folder):
 
 
 def write_port(folder):
-    """Write a GPT with one fault, and weights for it."""
+    """Write a GPT that has one fault, and weights for it."""
     source = (ROOT / "tests/zoo/known_gpts.py").read_text("utf-8")
     faulty = source.replace(', approximate="tanh"', "") + LOADER
     (folder / "my_gpt.py").write_text(faulty, "utf-8")
@@ -60,7 +65,7 @@ def write_port(folder):
 
 
 def draw(name, folder):
-    """Run a command in a folder, and draw what a terminal shows."""
+    """Run a command in a folder, and draw its output as in a terminal."""
     command, width = COMMANDS[name]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -77,7 +82,8 @@ def draw(name, folder):
         text=True,
         cwd=folder,
     )
-    assert done.returncode == (name == "port"), done.stdout  # its fault
+    # diff finds the port's fault, so its status is 1
+    assert done.returncode == (name == "port"), done.stdout
     console = Console(record=True, width=width, file=io.StringIO())
     console.print(Text.from_ansi(done.stdout))
     title = f"gpt-duet {command}"
@@ -94,7 +100,16 @@ def photograph(folder):
     browser.driver.quit()
 
 
+def draw_declaration():
+    """Draw the influence map of a tree, with a leak and a missing pair."""
+    sees = tree(PARENTS)
+    model = of(sees, more=[(5, 4)], less=[(7, 1)])()
+    drawn = draw_map(influence(model), sees.relation_of(len(PARENTS)))
+    drawn.savefig(PICTURES / "visibility.png", dpi=90)
+
+
 if __name__ == "__main__":
+    draw_declaration()
     with tempfile.TemporaryDirectory() as folder:
         write_port(Path(folder))
         for name in COMMANDS:

@@ -1,9 +1,8 @@
-"""Writes tables of READMEs: the models of the tests, what checks cost.
+"""Write tables into Markdown: the tests' models, or the costs of checks.
 
 python tests/support/readme.py        the models, in tests/zoo/README.md
-python tests/support/readme.py costs  the costs, in the checks' README:
-                                some six minutes of a quiet machine
-python tests/support/readme.py ways   the ways of running, in the same file
+python tests/support/readme.py costs  the costs, in docs/explanation/time.md,
+                                which takes six minutes on a quiet machine
 """
 
 import re
@@ -15,9 +14,7 @@ from broken_models import BROKEN
 from correct_models import CORRECT
 
 from gpt_duet import GPTConfig, check_model
-from gpt_duet.invariants import CHECKS
 from gpt_duet.mingpt_style import build_model
-from gpt_duet.running.ways import CASES, EVAL, Case
 
 TESTS = Path(__file__).resolve().parents[1]
 MEASURED = {
@@ -38,7 +35,7 @@ def _cell(text):
 
 
 def tables():
-    """The tables by the name of the markers they stand between."""
+    """Return the tables of models, each under the name of its markers."""
     broken = [
         (
             b.name.replace("_", " "),
@@ -56,27 +53,8 @@ def tables():
     }
 
 
-def ways():
-    """Which checks try each way of running, but for those of eval mode."""
-    tried = {}
-    for name, check in CHECKS.items():
-        module = vars(sys.modules[check.__module__]).values()
-        own = {case for case in module if isinstance(case, Case)}
-        own |= {case for case, names in CASES.items() if name in names}
-        if own - {EVAL}:
-            tried[name.removeprefix("check_")] = own | {EVAL}
-    rows = [
-        (
-            case.name or "in eval mode",
-            *("x" * (case in t) for t in tried.values()),
-        )
-        for case in CASES
-    ]
-    return {"ways": table(("way", *tried), rows)}
-
-
 def costs():
-    """What each check takes of models of three sizes."""
+    """Measure the cost of each check on models of three sizes."""
     rows = {}
     for config in MEASURED.values():
         report = check_model(partial(build_model, config))
@@ -88,7 +66,7 @@ def costs():
             cost = f"{r.forwards} / {r.backwards}, {r.seconds:.3g} s"
             cost = "no time" if r.message.startswith("no time") else cost
             rows.setdefault(name, []).append(cost)
-    rows["all"] = rows.pop("all")  # the last row
+    rows["all"] = rows.pop("all")  # move the sum to the last row
     return {
         "costs": table(
             ("check", *MEASURED), [(n, *r) for n, r in rows.items()]
@@ -97,7 +75,7 @@ def costs():
 
 
 def filled(text, tables):
-    """The text with every table that it has a place for made anew."""
+    """Return the text with a new table between each pair of markers."""
     for name, content in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         text = re.sub(
@@ -109,10 +87,10 @@ def filled(text, tables):
     return text
 
 
-OF_CHECKS = TESTS.parent / "shared" / "invariants" / "README.md"
+COSTS = TESTS.parent / "docs" / "explanation" / "time.md"
 
 if __name__ == "__main__":
     readme, made = TESTS / "zoo" / "README.md", tables
-    if sys.argv[1:] in (["costs"], ["ways"]):
-        readme, made = OF_CHECKS, {"costs": costs, "ways": ways}[sys.argv[1]]
+    if sys.argv[1:] == ["costs"]:
+        readme, made = COSTS, costs
     readme.write_text(filled(readme.read_text("utf-8"), made()), "utf-8")

@@ -1,4 +1,4 @@
-"""Checkpoints that others made, in both styles, and back again."""
+"""Checkpoints of other programs are read in both styles and written back."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from both_styles import STYLES, changed
 from known_gpts import ScratchGPT
 from safetensors.torch import load_file, save_file, save_model
-from strategies import STYLES, changed
 
 from gpt_duet import GPTConfig, mingpt_style
 from gpt_duet.agreement import enlarged_random_weights
@@ -40,7 +40,7 @@ def enlarged(config=CONFIG):
 
 
 def scratch_state(dtype=torch.float32):
-    """Weights as the post's module names them, drawn at random."""
+    """Return random weights, under the names that GPT from Scratch uses."""
     state = ScratchGPT(CONFIG).state_dict()
     for i in range(2):
         state[f"blocks.{i}.attn.mask"] = torch.empty(1, 1, 6, 6)
@@ -83,7 +83,9 @@ def refused(message, folder, **options):
         ("hf_gpt2", None, "transformers"),
     ],
 )
-def test_golden_numbers(golden, tmp_path, name, habit, title):
+def test_a_checkpoint_has_the_scores_of_its_original(
+    golden, tmp_path, name, habit, title
+):
     weights, answers, _ = golden(name)
     given = {} if habit else {"activation": "gelu_tanh"}
     found = load_checkpoint(write(tmp_path, weights), n_head=4, **given)
@@ -127,7 +129,7 @@ def their_logits(model):
 
 
 def read_back(folder):
-    """What transformers reads from a folder, without a complaint."""
+    """Read a folder with transformers; require that the keys are right."""
     from transformers import GPT2LMHeadModel
 
     model, loading = GPT2LMHeadModel.from_pretrained(
@@ -147,7 +149,7 @@ def read_back(folder):
         {"activation_function": "gelu", "layer_norm_epsilon": 1e-3},
     ],
 )
-def test_what_transformers_saves_and_back(tmp_path, changes):
+def test_what_transformers_saves_is_read_and_written_back(tmp_path, changes):
     theirs = their_model(**changes)
     theirs.save_pretrained(tmp_path / "theirs")
     want = their_logits(theirs)
@@ -158,13 +160,13 @@ def test_what_transformers_saves_and_back(tmp_path, changes):
     assert found.config.tie_weights is tied
     for name, style in STYLES.items():
         assert_near(run(found, name), want.log_softmax(-1), 2e-5)
-        # transformers' tanh GELU and torch's are one function to rounding
+        # the tanh GELUs of transformers and torch differ only by rounding
         assert_near(run(replace(found, state=double), name), exact, 1e-10)
-        # from the style to the disk, and into transformers again
+        # the style writes to the disk, and transformers reads it
         model = style.from_gpt2(found.state, found.config)
         save_checkpoint(tmp_path / name, style.to_gpt2(model), found.config)
         assert_near(read_back(tmp_path / name), want, 2e-5)
-    # through nanoGPT's layout and back is exact
+    # the round trip through nanoGPT's layout is exact
     save_checkpoint(tmp_path / "nano", found.state, found.config, "nanogpt")
     second = load_checkpoint(tmp_path / "nano")
     assert second.config == found.config
@@ -172,10 +174,10 @@ def test_what_transformers_saves_and_back(tmp_path, changes):
     assert read_back(tmp_path / "gpt2").equal(want)
 
 
-# Others' habits ------------------------------------------------------------
+# Files as other programs write them ----------------------------------------
 
 
-def test_masks_that_compiled_and_older_models_leave_in_a_file(tmp_path):
+def test_masks_and_prefixes_in_a_file_are_ignored(tmp_path):
     state = mingpt_style.build_model(CONFIG).state_dict()
     plain = load_checkpoint(write(tmp_path / "plain", state, OURS))
     odd = {f"_orig_mod.{name}": tensor for name, tensor in state.items()}
@@ -185,7 +187,7 @@ def test_masks_that_compiled_and_older_models_leave_in_a_file(tmp_path):
     assert run(found, "annotated").equal(run(plain, "annotated"))
 
 
-def test_a_tied_matrix_that_safetensors_kept_once(tmp_path):
+def test_a_tied_matrix_that_is_saved_once_is_read(tmp_path):
     config = CONFIG.replace(tie_weights=True, activation="gelu")
     model = mingpt_style.build_model(config).eval()
     save_model(model, str(tmp_path / "model.safetensors"))
@@ -204,7 +206,8 @@ def test_nanogpts_model_args_are_a_config(tmp_path):
     write(tmp_path, mingpt_style.build_model(CONFIG).state_dict(), args)
     config = load_checkpoint(tmp_path).config
     assert (config.n_head, config.dropout) == (4, 0.0)
-    assert config.activation == "gelu_tanh"  # untied: minGPT's
+    # an untied head, as in minGPT, which has gelu_tanh
+    assert config.activation == "gelu_tanh"
 
 
 @pytest.mark.parametrize("bias", [torch.float16, torch.bfloat16])
@@ -224,7 +227,7 @@ def test_the_file_may_have_another_name(tmp_path):
     refused(r"has 2 \.safetensors files", tmp_path, n_head=2)
 
 
-def test_padding_of_the_vocabulary_is_left_out_and_no_other_vocabulary():
+def test_only_padding_of_a_vocabulary_is_left_out():
     config = CONFIG.replace(vocab_size=1024, tie_weights=True)
     state = enlarged(config)
     state["lm_head.weight"] = state["wte.weight"]
@@ -233,7 +236,7 @@ def test_padding_of_the_vocabulary_is_left_out_and_no_other_vocabulary():
     cut = found.for_vocabulary(1001, "t")
     assert cut.config.vocab_size == 1001
     assert "23 rows" in cut.notes[-1]
-    # the same function over the tokens that are there
+    # the tokens that remain have the same scores
     tokens = torch.tensor([[1, 1000]])
     want = run(found, "mingpt_style", tokens)[..., :1001].log_softmax(-1)
     assert_near(run(cut, "mingpt_style", tokens), want, 1e-5)
@@ -242,7 +245,7 @@ def test_padding_of_the_vocabulary_is_left_out_and_no_other_vocabulary():
             found.for_vocabulary(other, "t")
 
 
-# What is refused -----------------------------------------------------------
+# Refused files -------------------------------------------------------------
 
 
 FUSED = "h.0.attn.c_attn.weight"
@@ -252,7 +255,7 @@ POSTS_KEY, POSTS_FF = "blocks.0.attn.key.weight", "blocks.0.ff.0.weight"
 @pytest.mark.parametrize(
     ("state", "change", "message"),
     [
-        (dict, {}, "no tensors at all"),
+        (dict, {}, "no tensors"),
         (dict, {f"{i}.w": torch.ones(1) for i in range(9)}, r"0\.w, .* and 5"),
         (dict, {FUSED: torch.ones(8)}, "neither GPT-2's"),
         (dict, {FUSED: torch.ones(8, 8)}, "neither GPT-2's"),
@@ -273,7 +276,7 @@ POSTS_KEY, POSTS_FF = "blocks.0.attn.key.weight", "blocks.0.ff.0.weight"
         ),
     ],
 )
-def test_tensors_that_do_not_fit(tmp_path, state, change, message):
+def test_tensors_that_do_not_fit_are_refused(tmp_path, state, change, message):
     config = OURS if state is enlarged else None
     write(tmp_path, changed(state(), change), config)
     refused(message, tmp_path, n_head=2)
@@ -295,12 +298,13 @@ def test_a_pickle_is_refused_and_never_run(tmp_path, name):
         refused("is a pickle, a program that runs", tmp_path)
         refused("is a pickle", file)
     file.unlink()
-    for protocol in (2, 3, 4, 5):  # whatever its name
+    # a pickle of each protocol, under any file name
+    for protocol in (2, 3, 4, 5):
         (tmp_path / "model").write_bytes(pickle.dumps({}, protocol))
         refused("is a pickle", tmp_path)
 
 
-def test_damaged_files(tmp_path):
+def test_a_damaged_file_is_refused(tmp_path):
     file = write(tmp_path, scratch_state()) / "model.safetensors"
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole[:100], whole[:4], b"", b"{}" * 50):
@@ -308,16 +312,16 @@ def test_damaged_files(tmp_path):
         refused("is damaged, or not", tmp_path, n_head=2)
 
 
-def test_folders_that_are_none(tmp_path):
+def test_a_folder_without_weights_is_refused(tmp_path):
     refused("there is no folder", tmp_path / "nowhere")
     refused(r"has no model\.safetensors", tmp_path)
     file = write(tmp_path, scratch_state()) / "model.safetensors"
     refused("is a file: give its folder", file)
 
 
-def test_what_weights_do_not_show(tmp_path):
+def test_settings_that_weights_do_not_show_must_be_given(tmp_path):
     post = write(tmp_path / "post", scratch_state())
-    refused(r"show n_head, .* no config\.json that does: give", post)
+    refused(r"show n_head, .* no config\.json with it: give", post)
     refused("got n_embd=8 and n_head=3", post, n_head=3)
     gpt2 = write(tmp_path / "gpt2", enlarged())
     refused("give --n-head", gpt2)
@@ -335,7 +339,8 @@ def test_what_weights_do_not_show(tmp_path):
         ("vocab_size", 14, "says vocab_size is 14, the weights have 13"),
         ("block_size", 7, "says block_size is 7, the weights have 6"),
         ("n_layer", 3, "says n_layer is 3, the weights have 2"),
-        ("n_layer", 10**9, "have 2"),  # too many to look for
+        # so many layers that a search would not end
+        ("n_layer", 10**9, "have 2"),
         ("n_embd", 10, "says n_embd is 10, the weights have 8"),
         ("n_inner", 31, "says n_inner is 31, the weights have 32"),
         ("tie_weights", True, r"wte\.weight by up to 0"),
@@ -343,7 +348,9 @@ def test_what_weights_do_not_show(tmp_path):
         *[("n_layer", v, "n_layer must be") for v in (None, "2")],
     ],
 )
-def test_what_config_json_may_not_say(tmp_path, field, value, message):
+def test_a_config_that_contradicts_its_weights_is_refused(
+    tmp_path, field, value, message
+):
     refused(message, write(tmp_path, enlarged(), OURS | {field: value}))
 
 
@@ -362,12 +369,12 @@ def test_what_config_json_may_not_say(tmp_path, field, value, message):
         ({"add_cross_attention": True}, "add_cross_attention to True"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ("{}", "has no vocab_size, block_size, n_layer, n_head, n_embd"),
         (json.dumps(OURS | {"n_iner": 3}), "unknown fields: n_iner"),
     ],
 )
-def test_configs_that_are_refused(tmp_path, change, message):
+def test_an_invalid_config_json_is_refused(tmp_path, change, message):
     if isinstance(change, dict):
         theirs = json.loads(transformers_config(CONFIG))
         change = json.dumps(changed(theirs, change))
@@ -379,13 +386,13 @@ def test_configs_that_are_refused(tmp_path, change, message):
 # Writing -------------------------------------------------------------------
 
 
-def test_a_head_with_a_bias_has_no_place(tmp_path):
+def test_a_head_with_a_bias_is_refused(tmp_path):
     found = load_checkpoint(
         write(tmp_path / "post", scratch_state()), n_head=2
     )
     out = tmp_path / "out"
     for layout in ("gpt2", "nanogpt", "flat"):
-        with pytest.raises(ValueError, match=f"{layout} has no lm_head.bias"):
+        with pytest.raises(ValueError, match=f"{layout} cannot store lm_head"):
             save_checkpoint(out, found.state, found.config, layout)
     assert not out.exists()
     zero = found.state | {"lm_head.bias": torch.zeros(13)}
@@ -394,7 +401,7 @@ def test_a_head_with_a_bias_has_no_place(tmp_path):
 
 
 def read_flat(folder):
-    """Read a flat file as a port does: a line, then numbers in an order."""
+    """Read a flat file as a port does: a line of text, then all weights."""
     with (folder / "model.bin").open("rb") as file:
         word, *sizes = file.readline().decode().split()
         numbers = np.frombuffer(file.read(), "<f4")
@@ -455,7 +462,8 @@ def test_nothing_is_overwritten(tmp_path):
 def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
     replace = os.replace
 
-    def as_on_windows(old, new):  # where no folder takes another's place
+    # on Windows, a folder cannot be renamed to one that exists
+    def as_on_windows(old, new):
         assert not os.path.isdir(new)
         replace(old, new)
 
@@ -475,7 +483,7 @@ def fill(folder):
         raise RuntimeError("in the middle")
 
 
-def test_what_is_written_appears_whole_or_not_at_all(tmp_path):
+def test_a_folder_is_written_completely_or_not_at_all(tmp_path):
     with pytest.raises(RuntimeError, match="in the middle"):
         fill(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

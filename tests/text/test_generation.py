@@ -1,13 +1,13 @@
-"""Generation: greedy, padded, streamed, on a CPU, and what it refuses."""
+"""Text is generated: greedy, padded, streamed, on a CPU; mistakes raise."""
 
 import copy
 import math
 
 import pytest
 import torch
+from both_styles import STYLES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import STYLES, random_model, random_tokens, seeds
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +20,7 @@ from gpt_duet.generation import (
 )
 from gpt_duet.generation.cpu_decoding import TokenLinear
 from gpt_duet.running.context import few_threads
+from gpt_duet.testing.strategies import random_model, random_tokens, seeds
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.5
@@ -32,7 +33,7 @@ def model(request):
 
 
 class Table(nn.Module):
-    """A language model whose next token depends on the last one only."""
+    """A language model whose next token depends only on the last one."""
 
     def __init__(self, log_probs):
         super().__init__()
@@ -50,14 +51,14 @@ def uniform():
     return Table(torch.zeros(5, 5).log_softmax(-1))
 
 
-# What comes out ------------------------------------------------------------
+# The generated tokens ------------------------------------------------------
 
 
 def test_greedy_is_argmax_of_the_last_position(model):
     tokens = torch.tensor([[1, 2, 3], [3, 0, 7]])
     want = tokens
     model.eval()
-    for _ in range(12):  # past the block size: the window slides
+    for _ in range(12):  # past the block size, the window slides
         best = model.log_probs(want[:, -8:])[:, -1].argmax(-1)
         want = torch.cat([want, best[:, None]], dim=1)
     got = generate(model.train(), tokens, 12)
@@ -89,7 +90,7 @@ def test_a_model_with_next_log_probs_runs_its_head_once(model, monkeypatch):
     assert generate(model, torch.tensor([[1, 2]]), 2).shape == (1, 4)
 
 
-def test_any_integer_ids_will_do_and_no_new_token_is_a_copy(model):
+def test_any_integer_dtype_works_and_no_new_token_is_a_copy(model):
     tokens = torch.tensor([[1, 2, 3]])
     want = generate(model, tokens, 3)
     for dtype in (torch.int16, torch.int32, torch.uint8):
@@ -110,12 +111,12 @@ def test_every_part_gets_its_mode_back(model, monkeypatch):
     before = modes()
     assert {*before} == {True, False}
     stream = stream_tokens(model, [[1], [2, 3]], 3)
-    for _ in range(2):  # between two tokens
+    for _ in range(2):  # stop between two tokens
         assert next(stream).shape == (2,)
         assert modes() == before
         assert torch.is_grad_enabled()
     monkeypatch.setattr(model, "log_probs", lambda _tokens: 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # an error inside
+    with pytest.raises(ZeroDivisionError):  # the model's next step raises
         next(stream)
     assert modes() == before
 
@@ -133,7 +134,7 @@ def test_a_seed_makes_sampling_reproducible(model):
     assert torch.random.get_rng_state().equal(before)
 
 
-# What is refused -----------------------------------------------------------
+# Refused arguments ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_seed_makes_sampling_reproducible(model):
         ({"new_token_count": -1}, "new_token_count .* -1"),
     ],
 )
-def test_bad_numbers(settings, message):
+def test_a_setting_outside_its_range_is_refused(settings, message):
     arguments = {"new_token_count": 1} | settings
     with pytest.raises(ValueError, match=message):
         generate(uniform(), torch.tensor([[1]]), **arguments)
@@ -176,12 +177,12 @@ def test_bad_numbers(settings, message):
         (generate, [[1, 2], [3]], "got list; stream_tokens"),
     ],
 )
-def test_what_is_no_prompt(function, tokens, message):
+def test_an_invalid_prompt_is_refused(function, tokens, message):
     with pytest.raises(ValueError, match=message):
         function(uniform(), tokens, 1)
 
 
-def test_tokens_on_another_device_than_the_model(model):
+def test_tokens_on_another_device_than_the_model_are_refused(model):
     tokens = torch.zeros(1, 3, dtype=torch.long, device="meta")
     with pytest.raises(ValueError, match="on meta, the model is on cpu"):
         generate(model, tokens, 1)
@@ -194,7 +195,7 @@ def test_a_model_of_nan_is_named(temperature):
         generate(model, torch.tensor([[1]]), 1, temperature=temperature)
 
 
-# Text as it comes ----------------------------------------------------------
+# Streamed text -------------------------------------------------------------
 
 
 @given(st.lists(st.binary(max_size=5), max_size=8))
@@ -217,7 +218,7 @@ def test_no_piece_of_a_text_is_half_a_character(text):
     assert stream.close() == ""
 
 
-# What the next token is drawn from, and that draws follow it
+# The distribution of the next token, and draws from it
 
 
 LOG_PROBS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
@@ -233,7 +234,7 @@ LOG_PROBS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
         ({"top_p": 0.5}, [1, 0, 0, 0]),
         ({"top_p": 0.51}, [2 / 3, 1 / 3, 0, 0]),
         ({"top_p": 1.0}, [0.5, 0.25, 0.125, 0.125]),
-        # of two thirds and one third the first reaches 0.6 alone
+        # top_k leaves 2/3 and 1/3, of which the first exceeds 0.6
         ({"top_k": 2, "top_p": 0.6}, [1, 0, 0, 0]),
         ({"temperature": 0.5}, [8 / 11, 2 / 11, 0.5 / 11, 0.5 / 11]),
         ({"temperature": 1e-300}, [1, 0, 0, 0]),
@@ -242,7 +243,7 @@ LOG_PROBS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_drawn_from(settings, kept, dtype):
+def test_temperature_and_top_k_set_the_distribution(settings, kept, dtype):
     sampler = Sampler(**{"temperature": 1.0} | settings)
     got = sampler.probabilities(LOG_PROBS.to(dtype))
     want = torch.tensor([kept], dtype=dtype)
@@ -254,7 +255,7 @@ def test_top_k_keeps_k_even_of_equals():
     assert sorted(got[0].tolist()) == [0, 0, 0, 0.5, 0.5]
 
 
-def test_of_equals_the_first_is_taken_by_greedy_and_by_top_1():
+def test_greedy_and_top_1_take_the_first_of_equals():
     scores = torch.tensor([[0, 2, 2, 1, 2], [1.0, 0, 1, 1, 0]])
     scores = scores.log_softmax(-1)
     for sampler in (Sampler(), Sampler(1.0, top_k=1), Sampler(1e9, top_k=1)):
@@ -273,15 +274,15 @@ def test_draws_follow_the_distribution():
     expected = 20_000 * sampler.probabilities(LOG_PROBS)[0]
     kept = expected > 0
     assert counts[~kept].sum() == 0
-    # chi-square of two degrees of freedom: above 24 by chance in 6e-6
+    # chi-square with two degrees of freedom: chance exceeds 24 in 6e-6 of runs
     assert ((counts - expected) ** 2 / expected)[kept].sum() < 24
 
 
-# Linear layers that read a single token: the same numbers, other kernels
+# Linear layers that read one token use other kernels, with equal results
 
 
 class Products(TorchDispatchMode):
-    """Notes the shape of what is multiplied, and whether oneDNN may."""
+    """A mode that records shapes of matrix products, and the use of oneDNN."""
 
     def __init__(self):
         super().__init__()
@@ -313,7 +314,7 @@ def test_a_linear_layer_for_one_token_is_the_same_layer(data):
         got = layer(x)
     assert got.shape == want.shape == (*shape, outputs)
     assert got.dtype == dtype
-    # products of 24 numbers near one, rounded in another order
+    # sums of up to 24 products near 1 are rounded in another order
     bound = 1e-13 if dtype == torch.float64 else 0.1
     assert ((got - want).abs() < bound).all()
 
@@ -321,7 +322,7 @@ def test_a_linear_layer_for_one_token_is_the_same_layer(data):
 @pytest.mark.parametrize(
     ("threads", "parts"), [(1, 1), (2, 2), (3, 3), (5, 4), (8, 6)]
 )
-def test_one_token_is_a_batch_of_products_one_for_each_thread(threads, parts):
+def test_one_token_is_split_into_a_product_for_each_thread(threads, parts):
     layer = nn.Linear(12, 5)
     optimize_for_decoding(layer)
     with few_threads(0, 0, threads), Products() as products:
@@ -330,7 +331,7 @@ def test_one_token_is_a_batch_of_products_one_for_each_thread(threads, parts):
 
 
 @pytest.mark.filterwarnings("error")
-def test_short_floats_leave_onednn_for_one_token_alone():
+def test_short_floats_avoid_onednn_only_for_one_token():
     layer = nn.Linear(12, 5, dtype=torch.bfloat16)
     optimize_for_decoding(layer)
     assert layer.weight.is_contiguous()
@@ -339,11 +340,11 @@ def test_short_floats_leave_onednn_for_one_token_alone():
             layer(torch.randn(1, tokens, 12, dtype=torch.bfloat16))
         assert products.onednn == [expected]
     with pytest.raises(RuntimeError):
-        layer(torch.randn(3, 4, dtype=torch.bfloat16))  # 12, but no token
+        layer(torch.randn(3, 4, dtype=torch.bfloat16))  # width 4, not 12
     assert torch.backends.mkldnn.enabled
 
 
-def test_layers_of_a_class_of_their_own_stay():
+def test_layers_of_a_subclass_are_unchanged():
     class Own(nn.Linear):
         pass
 

@@ -1,4 +1,4 @@
-"""The ladder of the lecture: averages, heads, and the command that climbs."""
+"""A lecture's ladder of models: averages, heads, and the ladder command."""
 
 import math
 import re
@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import random_tokens, seeds
 
 from gpt_duet import GPTConfig
 from gpt_duet.cli.ladder import COLUMNS
@@ -20,6 +19,7 @@ from gpt_duet.mingpt_style.ladder_heads import (
     average_by_matrix,
     average_by_softmax,
 )
+from gpt_duet.testing.strategies import random_tokens, seeds
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1
@@ -27,19 +27,19 @@ CONFIG = GPTConfig(
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 8), seeds)
-def test_three_ways_to_average_are_one(batch, time, width, seed):
+def test_three_ways_to_average_agree(batch, time, width, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, time, width, generator=generator)
     loop = average_by_loop(x)
     assert (average_by_matrix(x) - loop).abs().max() < 1e-6
     assert (average_by_softmax(x) - loop).abs().max() < 1e-6
-    # by hand: the first is itself, the last is the mean of all
+    # the first average is the first vector, and the last is the mean of all
     torch.testing.assert_close(loop[:, 0], x[:, 0])
     torch.testing.assert_close(loop[:, -1], x.mean(1))
 
 
 def test_scores_are_divided_by_the_root_of_the_heads_own_size():
-    # the notebook divides by the root of the width: by 4, not by 2
+    # the notebook divides by the root of the model's width: by 4 instead of 2
     head = Head(n_embd=16, head_size=4).double()
     x = torch.randn(1, 3, 16).double()
     q, k, v = head.query(x), head.key(x), head.value(x)
@@ -54,7 +54,7 @@ def test_scores_are_divided_by_the_root_of_the_heads_own_size():
 def test_every_rung_learns(rung):
     model = rung(CONFIG).train()
     x = random_tokens(CONFIG, 8, 8)
-    y = (x * 3 + 1) % 11  # what follows is a function of the token
+    y = (x * 3 + 1) % 11  # each token determines the next
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     losses = []
     for _ in range(60):
@@ -81,7 +81,7 @@ def climb(duet, tmp_path, monkeypatch):
     return climb
 
 
-def test_a_rung_that_falls(climb):
+def test_a_rung_whose_loss_is_nan_ends_the_command(climb):
     status, _, err, picture = climb("--lr=1e30")
     assert status == 1
     last = err.strip().splitlines()[-1]
@@ -94,7 +94,7 @@ def test_ctrl_c_keeps_the_picture(climb, monkeypatch):
 
     def interrupted(config):
         built.append(config)
-        if len(built) == 2:  # the first one is for the estimate of the time
+        if len(built) == 2:  # the first model is built for the estimate
             raise KeyboardInterrupt
         return Positions(config)
 
@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_the_picture(climb, monkeypatch):
     built.clear()
     monkeypatch.setitem(RUNGS, "bigram table", interrupted)
     assert climb()[0] == 130
-    assert not picture.exists()  # nothing is done
+    assert not picture.exists()  # because no rung is finished
 
 
 def test_a_row_is_printed_when_its_rung_ends(climb, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_row_is_printed_when_its_rung_ends(climb, monkeypatch):
 
     def stops(config):
         built.append(config)
-        if len(built) > 1:  # the first one is for the estimate of the time
+        if len(built) > 1:  # the first model is built for the estimate
             raise ValueError("stopped here")
         return Positions(config)
 
@@ -127,7 +127,7 @@ def test_a_row_is_printed_when_its_rung_ends(climb, monkeypatch):
     assert row.startswith("bigram table   ")
 
 
-def test_the_command_climbs(climb, tmp_path):
+def test_the_ladder_command_trains_every_rung(climb, tmp_path):
     page = tmp_path / "ladder.html"
     status, out, err, picture = climb(
         "--batch-size=4", "--n-embd=8", "--n-head=2", "--n-layer=1",
@@ -137,7 +137,7 @@ def test_the_command_climbs(climb, tmp_path):
     assert re.search(r"^time +about \d+ s in all$", err, re.M)
     lines = out.splitlines()[1:]
     assert [line.split("  ")[0] for line in lines] == list(RUNGS)
-    V, C = 11, 8  # the characters of the text; the width
+    V, C = 11, 8  # number of characters, width of the features
     assert f" {V * V} " in lines[0]
     assert f" {V * C + 8 * C + C * V + V} " in lines[1]
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -145,13 +145,13 @@ def test_the_command_climbs(climb, tmp_path):
     html5lib.HTMLParser(strict=True).parse(text)
     assert text.count("<polyline") == sum(range(1, 9))
     assert text.count(">step 0<") == 8
-    assert "the blocks&#39; parameters are n_layer times as many" in text
+    assert "n_layer blocks have n_layer times as many" in text
     losses = re.findall(r"Validation loss ([\d.]+)", text)
     assert all(loss in line for loss, line in zip(losses, lines, strict=True))
 
 
-@pytest.mark.unhooked  # the hook gives classes other sources
-def test_the_new_lines_of_a_rung_are_those_that_none_below_it_has():
+@pytest.mark.unhooked  # --check-shapes changes sources
+def test_new_lines_of_a_rung_are_in_no_lower_rung():
     code = new_code(list(RUNGS.values()))
     written = [
         [(line.code.striptags().strip(), new) for line, new in piece]
@@ -159,12 +159,13 @@ def test_the_new_lines_of_a_rung_are_those_that_none_below_it_has():
         for piece in rung
     ]
     once = [lines[0][0] for lines in written]
-    assert len(set(once)) == len(once)  # each part stands at its first use
+    # each part is shown once, at its first use
+    assert len(set(once)) == len(once)
     assert once[:4] == [
         "class Bigram(Rung):", "class Positions(Rung):",
         "class Head(nn.Module):", "class OneHead(Positions):",
     ]  # fmt: skip
-    assert "class NormedBlock(nn.Module):" in once  # in a comprehension
+    assert "class NormedBlock(nn.Module):" in once  # used in a comprehension
     heads = dict(written[once.index("class ManyHeads(OneHead):")])
     assert heads["self.attn = MultiHead(config, project=False)"]
     assert not heads["super().__init__(config)"]

@@ -1,4 +1,4 @@
-"""The small trained model in the box: what it is, and what it reaches."""
+"""The small trained model in the package: its settings and its loss."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from gpt_duet.checkpoint import SMALL_MODEL, load_checkpoint
 from gpt_duet.protocol import load_style
 from gpt_duet.training.make_small_model import bits_a_byte, mean_loss_of
 
-# Written for this test: no text that the model was trained on.
+# This text was written for this test; the model was not trained on it.
 TEXT = """\
 The "retry" statement
 *********************
@@ -28,7 +28,7 @@ NATS, BITS = 2.971605, 1.272739
 
 
 @pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
-def test_both_styles_reach_the_loss_that_is_written_down(style):
+def test_both_styles_reach_the_documented_loss(style):
     found = load_checkpoint(SMALL_MODEL)
     weights = found.to(torch.device("cpu"), torch.float32)
     model = load_style(style).from_gpt2(weights, found.config).eval()
@@ -39,7 +39,7 @@ def test_both_styles_reach_the_loss_that_is_written_down(style):
     assert bits_a_byte(nats, ids, tokenizer) == pytest.approx(BITS, abs=1e-6)
 
 
-def test_what_its_folder_says():
+def test_the_folder_of_the_small_model_is_small_and_complete():
     assert (SMALL_MODEL / "model.safetensors").stat().st_size < 2 * 2**20
     found = load_checkpoint(SMALL_MODEL)
     assert found.config.vocab_size == load_tokenizer("duet-1k").n_vocab

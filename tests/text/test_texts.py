@@ -1,8 +1,8 @@
-"""What three public tutorials show, and the numbers that they print.
+"""Tests of what three public tutorials say and print.
 
-"Feature 11" and "figure 9" are numbers of a list that was drawn up from the
-texts before the kit was written. Here is what no other file asserts of the
-kit; what the texts get wrong is in README.md.
+"Feature 11" and "figure 9" are numbers in a list that was made from the texts
+before the kit was written. These tests cover what other files do not. The
+mistakes in the texts are in zoo/README.md.
 """
 
 import math
@@ -31,9 +31,9 @@ from gpt_duet.mingpt_style.ladder_heads import (
 )
 from gpt_duet.tokenization.texts import random_batch, read_text, split_ids
 
-# The notebook's first models: 65 characters, 8 of context, 32 features.
+# The first models of the notebook: 65 characters, context 8, 32 features.
 SMALL = GPTConfig(65, 8, n_layer=1, n_head=4, n_embd=32, dropout=0.0)
-# Its last one: 3 layers, 8 heads, 384 wide, context 256.
+# The notebook's last model: 3 layers, 8 heads, 384 features, context 256.
 LARGE = GPTConfig(65, 256, n_layer=3, n_head=8, n_embd=384, dropout=0.2)
 
 
@@ -61,7 +61,7 @@ def test_features_1_to_4_shakespeare_as_characters(shakespeare):
     ) == "hello world"  # fmt: skip
     parts = split_ids(torch.tensor(ids))
     assert [len(part) for part in parts] == [1003854, 111540]
-    # every prefix of a window is an example
+    # each prefix of a window is an example for training
     x, y = random_batch(torch.tensor(ids[:9]), 1, 8)
     lines = [f"{x[0, : t + 1].tolist()} --> {y[0, t]}" for t in range(8)]
     assert lines[0] == "[18] --> 47"
@@ -96,7 +96,7 @@ def test_feature_10_a_bigram_table():
     assert logits.equal(model.table.weight[tokens])
     want = -model.table.weight.log_softmax(-1)[[1, 2, 1], [2, 1, 3]].mean()
     torch.testing.assert_close(loss, want)
-    # figure 23: normal scores cost half a nat beside not knowing anything
+    # figure 23: random normal scores cost half a nat more than equal scores
     x, y = torch.randint(65, (2, 4, 8)).unbind(0)
     losses = torch.stack([Bigram(SMALL)(x, y)[1].detach() for _ in range(300)])
     assert abs(losses.mean() - (math.log(65) + 0.5)) < 0.1
@@ -111,7 +111,7 @@ def test_feature_20_a_block_without_and_with_the_stream():
     )
     torch.testing.assert_close(plain.body(x), plain.mlp(plain.attn(x)))
     assert not plain.body(x).allclose(x)
-    # with branches that say nothing the stream passes untouched
+    # if both branches return 0, the stream does not change
     for rung in (stream, normed):
         for part in (rung.attn.c_proj, rung.mlp[2]):
             nn.init.zeros_(part.weight)
@@ -129,7 +129,7 @@ def test_figure_9_parameters_of_the_notebooks_models():
     assert count(model.ln_f) == 768
     assert count(model.lm_head) == 25_025
     assert count(FullGPT(LARGE.replace(n_head=16))) == 5_468_993
-    # the style's own GPT has biased projections and an unbiased head
+    # mingpt_style has biases in its projections, but not in its head
     own = count(mingpt_style.build_model(LARGE))
     assert own == 5_468_993 + 3 * 3 * 384 - 65
     bigram, positions, *_ = RUNGS.values()
@@ -137,14 +137,14 @@ def test_figure_9_parameters_of_the_notebooks_models():
     assert count(OneHead(SMALL.replace(n_embd=16, n_head=1))) == 3041
     heads = MultiHead(SMALL, project=False)
     assert count(heads) == 3072
-    assert not list(heads.buffers())  # no mask is kept
+    assert not list(heads.buffers())  # the model stores no mask
 
 
-# What the texts print --------------------------------------------------------
+# Numbers printed in the texts ------------------------------------------------
 
 
 def printed(text, start, *shape):
-    """The numbers of a tensor printed from `start` on."""
+    """Return the values of a tensor that a text prints from `start` on."""
     numbers = re.findall(
         r"-?(?:inf|\d+\.(?:\d+(?:e[+-]\d+)?)?)", text[text.index(start) :]
     )
@@ -158,7 +158,7 @@ def test_figure_19_the_mask_and_softmax_of_the_post(sibling):
     shown = printed(post, "[[[[1.0000, 0.0000, 0.0000],", 3, 2, 3, 3)
     assert scores.masked_fill(~causal_mask(3), -math.inf).equal(scores)
     q, k = scores.nan_to_num(neginf=0) * math.sqrt(3), torch.eye(3)
-    k = k.expand_as(q)  # so q k^T / sqrt(d_k) is the scores
+    k = k.expand_as(q)  # so that q k^T / sqrt(d_k) equals the scores
     _, p_attn = annotated.attention(q, k, k, causal_mask(3))
     assert (p_attn - shown).abs().max() < 6e-5
 
@@ -172,7 +172,7 @@ def test_figures_6_20_and_24_of_the_notebook(sibling, shakespeare):
     means = printed(after, "[[-0.1816,", 1, 8, 2)
     for average in (average_by_loop, average_by_matrix, average_by_softmax):
         assert (average(x) - means).abs().max() < 6e-5
-    # four windows of the text, and their targets
+    # the notebook prints four windows of the text, and their targets
     rows = notebook.split("tensor([[41", 1)[1].split("-->")[0]
     rows = re.findall(r"\[((?:\d+, *){7}\d+)\]", "[[41" + rows)
     rows = [list(map(int, row.split(","))) for row in rows]

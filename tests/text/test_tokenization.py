@@ -1,4 +1,4 @@
-"""Text to ids and back: bytes, characters, the kit's own, tiktoken's."""
+"""Text to ids and back: bytes, characters, the kit's tokenizer, tiktoken's."""
 
 import math
 from functools import partial
@@ -23,7 +23,7 @@ from gpt_duet.tokenization.texts import (
 )
 from gpt_duet.tokenization.tokenizers import CharTokenizer
 
-NOTES = "\U0001f3b5"  # more than one token in every vocabulary
+NOTES = "\U0001f3b5"  # several tokens in each vocabulary
 
 
 @pytest.fixture(scope="module", params=["bytes", "duet-1k", "r50k_base"])
@@ -39,7 +39,7 @@ def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text)
     assert all(0 <= i < tokenizer.n_vocab for i in ids)
     assert tokenizer.decode(ids) == text
-    # a token may be part of a character
+    # a token may be a part of a character
     parts = [tokenizer.decode_bytes([i]) for i in ids]
     assert b"".join(parts) == text.encode()
     assert text != NOTES or len(parts) > 1
@@ -49,7 +49,7 @@ def test_any_text_round_trips(tokenizer, text):
 def test_special_text_is_ordinary_text(tokenizer, before, after):
     text = f"{before}<|endoftext|>{after}"
     ids = tokenizer.encode(text)
-    assert tokenizer.n_vocab - 1 not in ids  # nor is a byte 255 in UTF-8
+    assert tokenizer.n_vocab - 1 not in ids  # UTF-8 has no byte 255
     assert tokenizer.decode(ids) == text
 
 
@@ -63,14 +63,14 @@ def test_characters_round_trip(text):
     assert sorted(text) == [tokenizer.characters[i] for i in sorted(ids)]
 
 
-def test_each_numbers_its_tokens_in_its_way():
+def test_each_tokenizer_has_the_expected_ids():
     assert load_tokenizer("char", "hello").encode("ehlo") == [0, 1, 2, 3]
     assert load_tokenizer("bytes").encode("é") == [0xC3, 0xA9]
     assert load_tokenizer("bytes").decode([0xC3]) == "\ufffd"
 
 
 @pytest.mark.unhooked
-def test_ids_of_any_kind_but_none_outside_the_vocabulary(tokenizer):
+def test_ids_of_any_type_but_within_the_vocabulary(tokenizer):
     for each in (tokenizer, CharTokenizer("ab")):
         expected = each.decode([1, 0])
         assert each.decode(np.array([1, 0])) == expected
@@ -86,12 +86,12 @@ def test_ids_of_any_kind_but_none_outside_the_vocabulary(tokenizer):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("char", None, "needs a text"),
-        ("char", "", "needs a text"),
+        ("char", None, "requires a text"),
+        ("char", "", "requires a text"),
         ("nope", None, "'nope'; known: duet-1k, bytes, char,"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_loaded(name, text, message):
+def test_a_tokenizer_that_cannot_be_loaded_is_refused(name, text, message):
     with pytest.raises(ValueError, match=message):
         load_tokenizer(name, text)
 
@@ -111,14 +111,16 @@ def test_the_kits_own_is_a_tiktoken_encoding_of_1024_tokens():
     every = [encoding.decode_single_token_bytes(i) for i in range(1024)]
     assert len(set(every)) == 1024
     assert every[:256] == [bytes([b]) for b in range(256)]
-    # it shortens the text that it was trained on
+    # the tokenizer compresses its training text
     text = default_text()
     ids = load_tokenizer("duet-1k").encode(text)
     assert len(ids) < len(text.encode()) / 2
     assert load_tokenizer("duet-1k").decode(ids) == text
 
 
-def test_an_encoding_that_cannot_be_fetched(monkeypatch, empty_cache):
+def test_an_encoding_that_cannot_be_fetched_is_one_sentence(
+    monkeypatch, empty_cache
+):
     def no_network(_path):
         raise ConnectionError("a long story\nover two lines")
 
@@ -131,10 +133,10 @@ def test_an_encoding_that_cannot_be_fetched(monkeypatch, empty_cache):
     assert "\n" not in message
 
 
-# Texts, their stamps, splits and batches of windows
+# Texts, their hashes, splits and batches of windows
 
 
-def test_texts_are_long_stamped_and_read_as_they_are(tmp_path):
+def test_texts_are_long_hashed_and_read_unchanged(tmp_path):
     text = default_text()
     assert len(text) > 100_000
     assert "statement" in text
@@ -154,7 +156,7 @@ def test_texts_are_long_stamped_and_read_as_they_are(tmp_path):
         ("a folder", "cannot read"),
     ],
 )
-def test_files_that_are_no_text(tmp_path, content, message):
+def test_a_file_that_is_no_text_is_refused(tmp_path, content, message):
     file = tmp_path / "text"
     if isinstance(content, bytes):
         file.write_bytes(content)
@@ -174,7 +176,7 @@ def test_a_split_loses_nothing_and_keeps_the_order(count):
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 20))
 @example(2, 8, 1)  # the shortest text has one window
-def test_windows_are_places_of_the_text(batch_size, block_size, extra):
+def test_windows_are_slices_of_the_text(batch_size, block_size, extra):
     ids = 3 * torch.arange(block_size + extra)
     (x, y), (again, _) = (
         random_batch(ids, batch_size, block_size, drawing)
@@ -184,13 +186,13 @@ def test_windows_are_places_of_the_text(batch_size, block_size, extra):
     assert x.shape == y.shape == (batch_size, block_size)
     start = x[:, :1] // 3
     assert x.equal(ids[start + torch.arange(block_size)])
-    assert y.equal(x + 3)  # one step on
+    assert y.equal(x + 3)  # shifted by one
 
 
-def test_every_start_is_drawn_and_no_other():
+def test_every_valid_start_is_drawn():
     x, y = random_batch(torch.arange(20), 2000, 8)
     assert sorted(set(x[:, 0].tolist())) == list(range(12))
-    assert y.max() == 19  # the last token is a target, never an input
+    assert y.max() == 19  # the last token is not an input
     expected = 2000 / 12
     counts = torch.bincount(x[:, 0]).double()
     statistic = ((counts - expected) ** 2 / expected).sum()
@@ -198,12 +200,12 @@ def test_every_start_is_drawn_and_no_other():
 
 
 def test_a_text_without_a_window_has_no_batch():
-    message = "9 tokens is too short: a window of 9 .* need 10"
+    message = "9 tokens is too short: a window of 9 .* require 10"
     with pytest.raises(ValueError, match=message):
         random_batch(torch.arange(9), 1, 9)
 
 
-# The byte-pair trainer against tiktoken's own, and the rank file
+# The byte-pair trainer compared with tiktoken's, and the rank file
 
 
 SMALL_TEXT = (
@@ -230,7 +232,7 @@ def test_training_equals_the_oracle_on_any_text(text, n_ranks):
     ours = attempt(bpe.train_bpe)
     theirs = attempt(bpe_train, bpe.PATTERN, None)
     assert (ours is None) == (theirs is None)
-    # the oracle gives a token that two pairs can spell a second rank
+    # if two pairs spell one token, the oracle gives this token two ranks
     if theirs is not None and len(set(theirs.values())) == n_ranks:
         assert ours == theirs
     if ours is not None:
@@ -245,7 +247,7 @@ def test_training_equals_the_oracle_on_any_text(text, n_ranks):
         ("", 257, "after 256 of 257"),
     ],
 )
-def test_what_cannot_be_trained(text, n_ranks, message):
+def test_a_text_with_too_few_pairs_is_refused(text, n_ranks, message):
     with pytest.raises(ValueError, match=message):
         bpe.train_bpe(text, n_ranks)
 

@@ -1,4 +1,4 @@
-"""gpt-duet train as a user runs it: stopped, killed, resumed, misused."""
+"""gpt-duet train runs as a user runs it: stopped, killed, resumed, misused."""
 
 import os
 import random
@@ -39,7 +39,8 @@ def text(tmp_path):
 
 @pytest.fixture
 def train(duet, text, tmp_path):
-    """Train on the small text: the run's folder, stdout and stderr."""
+    """Return a function that trains on the small text and returns (folder,
+    out, err)."""
 
     def train(*words, name="run", status=0):
         folder = tmp_path / name
@@ -53,7 +54,7 @@ def train(duet, text, tmp_path):
 
 @pytest.fixture
 def quick_end(monkeypatch):
-    """A run ends with a few tokens and an empty picture."""
+    """Let training end fast, with a short sample and an empty picture."""
     loop = "gpt_duet.cli.train_loop"
     monkeypatch.setattr(f"{loop}.SAMPLE", 9)
     monkeypatch.setattr(f"{loop}.draw_losses", lambda file, *_: file.touch())
@@ -61,12 +62,12 @@ def quick_end(monkeypatch):
 
 @pytest.fixture
 def finished(train, quick_end):
-    """A finished run of two steps."""
+    """Return the folder of a finished run of two steps."""
     return train("--steps=2", "--eval-interval=1")[0]
 
 
 def what_was_learnt(folder):
-    """Losses by step, and the weights: all that must not differ."""
+    """Return the losses by step, and the weights, of a run."""
     losses = [
         (record.step, record.train_loss, record.val_loss)
         for record in read_log(folder)
@@ -107,7 +108,7 @@ def test_a_run_from_start_to_text(done, train):
     assert set(sample) <= set(TEXT)
     assert "step    12" in err
     assert re.search(r" \d,\d{3} parameters, ", err)
-    # the last two are kept, and nothing is pickled
+    # the last two checkpoints are kept; no file is a pickle
     one, last = sorted((out / "checkpoints").iterdir())
     assert (one.name, last.name) == ("step-00000010", "step-00000012")
     files = {path.suffix for path in one.iterdir()}
@@ -126,7 +127,7 @@ def test_a_run_from_start_to_text(done, train):
 @pytest.mark.parametrize(
     ("style", "words", "stop", "last"),
     [
-        ("annotated", (), None, 2),  # before a checkpoint but the first
+        ("annotated", (), None, 2),  # before the second checkpoint
         ("annotated", ("--tie-weights",), signal.SIGINT, 10),
         ("mingpt_style", (), signal.SIGTERM, 10),
         ("mingpt_style", ("--tie-weights",), None, 10),
@@ -152,19 +153,19 @@ def test_a_run_that_crashed_or_was_stopped_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "take_step", end)
         out, _, err = train(*given, status=status)
-    advice = f"go on with: gpt-duet train --resume {out}"
+    advice = f"continue with: gpt-duet train --resume {out}"
     assert (advice in err) == (stop is not None)
     assert open_run(out)[1].step == saved
-    assert len(read_log(out)) == logged  # nothing is lost by a signal
+    assert len(read_log(out)) == logged  # a signal loses no record
     _, err = done("train", "--resume", out)
     assert f"resuming after step {saved}" in err
     assert what_was_learnt(out) == what_was_learnt(whole)
     seconds = [record.seconds for record in read_log(out)]
     assert seconds == sorted({*seconds})
-    # a run that is done has nothing to do but to draw and write again
+    # if a finished run is resumed, it only draws and writes its results again
     (out / "loss.png").unlink()
     _, err = done("train", "--resume", out)
-    assert "after step 14, its last: nothing is left to train" in err
+    assert "after step 14, its last: no step is left to train" in err
     assert (out / "loss.png").is_file()
     assert what_was_learnt(out) == what_was_learnt(whole)
 
@@ -178,13 +179,13 @@ def test_a_finished_run_goes_on_for_longer(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "take_step", end)
         duet("train", "--resume", finished, "--steps", 20)
-    _, err = done("train", "--resume", finished)  # the number was kept
+    _, err = done("train", "--resume", finished)  # --steps was stored
     assert open_run(finished)[1].step == 20
     _, err = done("train", "--resume", finished, "--steps", 30)
     line = " ".join(err.split())
     now, former = Recipe(steps=30), Recipe(steps=20)
     assert (
-        "resuming after step 20, to step 30 in place of 20: the learning rate "
+        "resuming after step 20, to step 30 instead of 20: the learning rate "
         "follows the schedule of 30 steps from here, "
         f"{now.lr_at(21):.2g} at step 21; step 20 had {former.lr_at(20):.2g}"
     ) in line
@@ -192,20 +193,20 @@ def test_a_finished_run_goes_on_for_longer(
     assert open_run(finished)[1].step == 30
     assert [record.step for record in read_log(finished)] == [*range(1, 31)]
     err = refused("train", "--resume", finished, "--steps", 29)
-    assert "--steps 29: the run has taken 30 steps already" in err
+    assert "--steps 29: the run has already taken 30 steps" in err
 
 
-def test_bytes_in_float64_and_no_token_that_no_one_can_read(done, train):
+def test_bytes_in_float64_with_a_vocabulary_of_256(done, train):
     words = ("--tokenizer=bytes", "--dtype=float64", "--preset=gpt2")
     out, _, err = train(*words, "--steps=2")
     weights = load_file(last_checkpoint(out) / "model.safetensors")
     assert {t.dtype for t in weights.values()} == {torch.float64}
-    assert open_run(out)[1].config.vocab_size == 256  # of gpt2's 50,257
+    assert open_run(out)[1].config.vocab_size == 256  # not 50,257 as in gpt2
     assert "(bytes, vocabulary 256)" in err
     done("generate", "--checkpoint", out, "--prompt=é")
 
 
-def test_a_loss_that_is_no_number_ends_with_status_1(train):
+def test_a_nan_loss_ends_with_status_1(train):
     given = ("--steps=200", "--lr=1e30", "--eval-interval=1")
     out, _, err = train(*given, status=1)
     assert "at step" in err
@@ -219,7 +220,7 @@ def test_a_loss_that_is_no_number_ends_with_status_1(train):
 
 
 def python(*words):
-    """Start Python with one thread: with two, sums end in other bits."""
+    """Start Python with one thread, because two would round differently."""
     return subprocess.Popen(
         [sys.executable, *map(str, words)],
         cwd=ROOT,
@@ -237,14 +238,14 @@ TORCHRUN = (
 
 
 def end(process, status=0):
-    """Wait for a process to end; return what it wrote to stderr."""
+    """Wait for a process to end, and return what it wrote to stderr."""
     _, err = process.communicate(timeout=300)
     assert process.returncode == status, err
     return err
 
 
 def wait_for_steps(process, folder, steps):
-    """Wait until the log has so many lines, or the process is over."""
+    """Wait until the log has this many lines, or the process has ended."""
     log, deadline = folder / "log.jsonl", time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
         if log.is_file() and log.read_bytes().count(b"\n") >= steps:
@@ -254,13 +255,13 @@ def wait_for_steps(process, folder, steps):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Unix kills so")
-def test_killed_twenty_times_it_gets_there(text, tmp_path):
+def test_training_killed_twenty_times_reaches_its_end(text, tmp_path):
     common = ("--file", text, *SMALL, "--steps=3000", "--eval-interval=7")
     whole, out = tmp_path / "whole", tmp_path / "run"
     end(start(*common, "--out", whole))
     moments = random.Random(0)
     for _ in range(20):
-        # the folder appears together with its first checkpoint
+        # the folder does not exist before its first checkpoint
         new = not out.is_dir()
         done = 0 if new else len(read_log(out))
         process = start(*((*common, "--out") if new else ("--resume",)), out)
@@ -268,7 +269,7 @@ def test_killed_twenty_times_it_gets_there(text, tmp_path):
         time.sleep(moments.random() * 0.02)
         process.kill()
         end(process, -signal.SIGKILL)
-        _, saved = open_run(out)  # never the checkpoint
+        _, saved = open_run(out)  # the checkpoint that was written is valid
         assert len(read_log(out)) - saved.step <= 7
     assert saved.step > 0
     end(start("--resume", out))
@@ -276,27 +277,27 @@ def test_killed_twenty_times_it_gets_there(text, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_are_as_one(text, tmp_path):
+def test_training_in_two_processes_equals_training_in_one(text, tmp_path):
     common = ("--file", text, *SMALL, "--dropout=0", "--steps=4", "--out")
     one, two = tmp_path / "one", tmp_path / "two"
     end(start(*common, one))
     end(python(*TORCHRUN, "-m", "gpt_duet.cli", "train", *common, two))
     logs = [read_log(folder) for folder in (one, two)]
-    assert [len(log) for log in logs] == [4, 4]  # one of the two wrote
+    assert [len(log) for log in logs] == [4, 4]  # only one rank writes
     for a, b in zip(*logs, strict=True):
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
     near = pytest.approx(logs[1][-1].val_loss, abs=1e-5)
     assert logs[0][-1].val_loss == near
-    # AdamW's moments are means of what the gradients were
+    # AdamW's moments are averages of the gradients
     moments = [load_file(last_checkpoint(folder) / "optimizer.safetensors")
                for folder in (one, two)]  # fmt: skip
     torch.testing.assert_close(*moments, atol=1e-6, rtol=1e-4)
-    # and either goes on from the other's checkpoint
+    # each run can resume from the checkpoint of the other
     end(start("--resume", two))
 
 
 @pytest.mark.slow
-def test_all_processes_end_when_one_number_is_none(text, tmp_path):
+def test_all_processes_end_when_one_loss_is_nan(text, tmp_path):
     out = tmp_path / "run"
     err = end(
         python(
@@ -319,21 +320,21 @@ def test_all_processes_end_when_one_number_is_none(text, tmp_path):
         ((), "give --out for a new run, or --resume"),
         (("--out", "new", "--resume", "run"), "give --out for a new run"),
         (("--out", "run"), "exists and is not empty"),
-        (("--out", "text.txt"), "exists and is no folder"),
+        (("--out", "text.txt"), "exists and is not a folder"),
         (("--out", "new/deep/er"), "there is no folder"),
         (("--out", "new", "--style=nobody"), "no style 'nobody'"),
         (("--out", "new", "--file=short"), "is too short: a window of 8"),
         (("--out", "new", "--lr=-1"), "lr must be a number above 0"),
-        (("--out", "new", "--from=default"), "--from brings its own sizes"),
+        (("--out", "new", "--from=default"), "--from determines the sizes"),
         (("--out", "new", "--device=abacus"), "no device 'abacus'"),
         (("--out", "new", "--dtype=int8"), "dtype must be float32 or"),
         (("--resume", "absent"), "there is no folder"),
         (("--resume", "folder"), "has no checkpoints"),
         (
             ("--resume", "run/checkpoints/step-00000001"),
-            "step-00000001 is one checkpoint: --resume takes its run's folder",
+            "step-00000001 is a checkpoint: give --resume the folder of",
         ),
-        (("--resume", "run", "--n-embd=32"), "leave --n-embd out"),
+        (("--resume", "run", "--n-embd=32"), "leave out --n-embd"),
         (("--resume", "run", "--file=short"), "is not the text of"),
     ],
 )
@@ -359,19 +360,24 @@ def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name):
         file.write_bytes(content)
         for command in (("train", "--resume"), ("generate", "--checkpoint")):
             err = refused(*command, finished)
-            assert f"{file.name} is not what was written; remove it" in err
-            assert "to go on from step-00000001" in err
+            assert f"{file.name} has changed since it was written; rem" in err
+            assert "to continue from step-00000001" in err
 
 
 def test_sizes_and_nan_in_a_run_are_named(refused, finished):
     folder = last_checkpoint(finished)
     saved, file = folder / "run.json", folder / "model.safetensors"
     whole = saved.read_text()
-    saved.write_text(whole.replace('"n_layer":1,', '"n_layer":1000000000,'))
-    for command in (("train", "--resume"), ("generate", "--checkpoint")):
-        err = refused(*command, finished)
-        assert "n_layer 1000000000, n_embd 16 and vocab_size" in err
-        assert "model.safetensors holds " in err
+    for name, said in (
+        ("n_layer", "n_layer 1000000000, n_embd 16 and vocab_size"),
+        ("vocab_size", "n_embd 16 and vocab_size 1000000000, at least 16,000"),
+    ):
+        size = rf'"{name}":\d+'
+        saved.write_text(re.sub(size, f'"{name}":{10**9}', whole))
+        for command in (("train", "--resume"), ("generate", "--checkpoint")):
+            err = refused(*command, finished)
+            assert said in err
+            assert "model.safetensors holds " in err
     weights = load_file(file)
     weights["transformer.wte.weight"][1, :3] = torch.nan
     before = sha256(file)
@@ -385,7 +391,7 @@ def test_sizes_and_nan_in_a_run_are_named(refused, finished):
 
 @contextmanager
 def full_disk(size):
-    """No file may be longer inside, which fails as a full disk does."""
+    """Limit the size of files, so that writes fail as on a full disk."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     try:
@@ -396,11 +402,11 @@ def full_disk(size):
 
 @pytest.mark.usefixtures("quick_end")
 def test_a_full_disk_is_one_line(done, refused, train, tmp_path):
-    with full_disk(20_000):  # enough without AdamW's moments
+    with full_disk(20_000):  # AdamW's moments need more than 20,000 bytes
         out, _, err = train("--steps=4", "--eval-interval=2", status=2)
         last = err.splitlines()[-1]
         assert last.startswith("gpt-duet: cannot write the folder ")
-        assert last.endswith("(os error 27)")
+        assert "File too large" in last
         assert "Traceback" not in err
     files = {path.name for path in last_checkpoint(out).parent.rglob("*")}
     parts = {"model.safetensors", "optimizer.safetensors", "run.json"}
@@ -429,12 +435,12 @@ def test_one_process_trains_a_run(done, refused, finished):
         assert lock.read_text() == str(os.getpid())
         before = folder_content(finished)
         err = refused("train", "--resume", finished, "--steps=4")
-        assert f"process {os.getpid()} trains the run in {finished}" in err
+        assert f"process {os.getpid()} is training the run in" in err
         assert folder_content(finished) == before
-    lock.write_text("4194305")  # as of a process that was killed
+    lock.write_text("4194305")  # the lock that a killed process has left
     _, err = done("train", "--resume", finished, "--steps=4")
-    assert "process 4194305 left " in err
-    assert "lock is taken over" in " ".join(err.split())
+    assert "process 4194305 ended without removing " in err
+    assert "taking over its lock" in " ".join(err.split())
     assert not lock.exists()
 
 
@@ -449,8 +455,8 @@ def test_training_goes_on_from_the_small_model(done, tmp_path, style):
         "train", "--from=default", "--style", style, "--steps=2",
         "--eval-interval=2", "--eval-batches=2", "--lr=1e-5", "--out", run,
     )  # fmt: skip
-    # drawn anew it would be ln(1024) = 6.9
+    # with random weights, the loss would be ln(1024) = 6.9
     assert read_log(run)[-1].val_loss < 4.5
-    # tied weights that one style trained apart are no tie for the other
+    # a style may untie the weights; both styles must read the checkpoint
     words = ("--style=mingpt_style", "--new-tokens=9")
     done("generate", "--checkpoint", run, *words)

@@ -1,4 +1,4 @@
-"""Steps, estimates and checkpoints of a training run."""
+"""Training: its steps, loss estimates and checkpoints."""
 
 import copy
 import errno
@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
-from strategies import STYLES
+from both_styles import STYLES
 from torch import nn
 
 from gpt_duet import GPTConfig, mingpt_style
@@ -41,7 +41,7 @@ def trainer(style=mingpt_style, recipe=RECIPE, config=CONFIG):
 
 
 def keep(folder, trainer, style=mingpt_style):
-    """Save a trainer; return the checkpoint's folder."""
+    """Save a trainer, and return the folder of the checkpoint."""
     facts = Facts(
         style=short_name(style.__name__), dtype="float32", tokenizer="char",
         characters="abcdefg",
@@ -69,7 +69,7 @@ def test_the_rate_rises_and_falls_to_a_tenth():
     assert max(rates) == pytest.approx(1e-3, rel=1e-4)
     assert recipe.lr_at(1050) == pytest.approx((1e-3 + 1e-4) / 2)
     assert rates[-1] == pytest.approx(1e-4)
-    assert recipe.lr_at(3000) == rates[-1]  # past the last step
+    assert recipe.lr_at(3000) == rates[-1]  # constant after the last step
     assert Recipe(steps=1).lr_at(1) == pytest.approx(1e-4)
 
 
@@ -86,7 +86,7 @@ def test_the_rate_rises_and_falls_to_a_tenth():
         ({"seed": 2**63}, f"seed must be at most {2**63 - 1:,}, got {2**63}"),
     ],
 )
-def test_a_recipe_that_cannot_be_done_is_refused(setting, message):
+def test_an_impossible_recipe_is_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         Recipe(**setting)
 
@@ -105,12 +105,13 @@ def test_seeds_depend_on_every_word():
 def test_a_step_is_adamw_on_the_mean_loss(style):
     config = CONFIG.replace(dropout=0.0)
     run = trainer(style, config=config)
-    run.model.double()  # a key's bias has a gradient of rounding noise
+    # in float64, because the gradient of a key bias is only rounding noise
+    run.model.double()
     mine = copy.deepcopy(run.model)
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for p in mine.parameters() if p.dim() > 1],
-             "weight_decay": 0.1},  # the matrices
+             "weight_decay": 0.1},  # only matrices decay
             {"params": [p for p in mine.parameters() if p.dim() < 2],
              "weight_decay": 0.0},
         ],
@@ -140,7 +141,7 @@ def test_an_estimate_is_a_mean_that_leaves_the_model_as_it_was():
     before = weights(run)
     losses = run.estimate_losses()
     assert losses.keys() == {"train", "val"}
-    assert run.estimate_losses() == losses  # no dropout, the same batches
+    assert run.estimate_losses() == losses  # same batches, no dropout
     assert [m.training for m in run.model.modules()] == modes
     assert same(weights(run), before)
     assert all(p.grad is None for p in run.model.parameters())
@@ -163,7 +164,7 @@ def test_an_estimate_is_a_mean_that_leaves_the_model_as_it_was():
         ("gradient", r"norm is (inf|nan) at step 2"),
     ],
 )
-def test_what_is_no_number_stops_before_the_weights(broken, message):
+def test_a_nan_stops_training_before_the_weights_change(broken, message):
     run = trainer()
     run.take_step()
     if broken == "loss":
@@ -183,12 +184,14 @@ def test_what_is_no_number_stops_before_the_weights(broken, message):
 @pytest.mark.parametrize(
     ("cut", "end", "processes", "message"),
     [
-        (6, 256, 1, "256 tokens, 6 to learn from and 250 to be tested on"),
-        (250, 256, 1, "a window of 6 and its target need 7 in each part"),
+        (6, 256, 1, "256 tokens, 6 for training and 250 for validation"),
+        (250, 256, 1, "a window of 6 and its target require 7 in each part"),
         (7, 14, 3, "4 windows cannot be shared evenly by 3 processes"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused(cut, end, processes, message):
+def test_data_that_cannot_be_trained_on_is_refused(
+    cut, end, processes, message
+):
     model = mingpt_style.build_model(CONFIG)
     Trainer(model, IDS[:7], IDS[7:14], RECIPE)
     with pytest.raises(ValueError, match=message):
@@ -220,10 +223,10 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="no space left"):
             keep(tmp_path, run)
     assert open_run(tmp_path)[1].step == 0
-    # what a killed process left behind is cleared away by the next one
+    # the next save removes what a killed process has left
     folder = tmp_path / "checkpoints"
     (folder / ".step-00000001.77").mkdir()
-    strays = {".DS_Store", "step-00000001.zip"}  # another program's files
+    strays = {".DS_Store", "step-00000001.zip"}  # files of other programs
     for name in strays:
         (folder / name).touch()
     keep(tmp_path, run)
@@ -247,7 +250,7 @@ def test_a_trained_model_is_loaded_in_either_style(tmp_path, style, other):
     run.model.eval()
     tokens = IDS[:6].view(1, 6)
     got, want = model.log_probs(tokens), run.model.log_probs(tokens)
-    # the annotated norm's eps stands elsewhere: that is all they differ by
+    # the styles differ only in where a norm adds eps
     bound = 1e-6 if other in (None, short_name(style.__name__)) else 1e-2
     assert (got - want).abs().max() < bound
 
@@ -260,7 +263,7 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path):
         append_log(tmp_path, Record(step, 1.0, 2.0, 3.0))
     append_log(tmp_path, Record(6, 1.0, 2.0, 3.0, 0.9, 0.8))
     with (tmp_path / "log.jsonl").open("a") as log:
-        log.write('{"step": 7, "train_lo')  # killed while writing
+        log.write('{"step": 7, "train_lo')  # the process was killed here
     lines = read_log(tmp_path)
     assert [line.step for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line.val_loss for line in lines[4:]] == [None, 0.8]
@@ -285,7 +288,7 @@ def test_a_damaged_log_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"format": "other"}', "\x00\x01"]
 )
-def test_what_is_no_checkpoint_is_refused(tmp_path, content):
+def test_an_invalid_checkpoint_is_refused(tmp_path, content):
     (keep(tmp_path, trainer()) / "run.json").write_text(content)
-    with pytest.raises(ValueError, match="damaged, or no checkpoint of this"):
+    with pytest.raises(ValueError, match="damaged, or not a checkpoint"):
         open_run(tmp_path)

@@ -1,9 +1,9 @@
-"""Models broken on purpose, each in one way, to test the checks with.
+"""Models that are broken on purpose, each in one way, to test the checks.
 
-A fault is a method of the small GPT, or of one of its parts, that takes the
-place of the sound one; or a class, where one method is not enough. Its
-docstring is the sentence that explains it, its decorator names the check
-that must catch it. `only` marks a fault that no other check can see.
+A fault is a method that replaces a sound method of the small GPT, or a class
+if one method is not enough. Its docstring explains the fault in a sentence.
+Its decorator names the check that must catch it. `only` marks a fault that no
+other check can see.
 """
 
 import math
@@ -53,28 +53,25 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 BROKEN: list[Model] = []
-SLOW = "check_entropy_bound"  # it trains; the other checks only ask
+# the check that trains the model; other checks only call it
+SLOW = "check_entropy_bound"
 
 
 def broken(check, *owner, **details):
-    """Put a model that a check must catch into the list."""
+    """Return a decorator that adds a model and the check that it must fail."""
     return collect(BROKEN, *owner, check=check, **details)
 
 
 def as_parameters(models):
-    """Each as a parameter of a test that is named by its check, too.
+    """Return the models as test parameters, with the check in each id.
 
-    The pass of shape checks needs one model for each check.
+    Runs with --check-shapes use only one model for each check.
     """
     parameters, seen = [], set()
     for model in models:
-        slow = model.check == SLOW or model.vocab_size > 1e4
-        slow |= model.block_size > 99 and model.check != "check_dtype"
-        marks = [pytest.mark.slow] if slow else []
-        marks += [pytest.mark.unhooked] if model.check in seen else []
+        marks = [pytest.mark.unhooked] if model.check in seen else []
         seen.add(model.check)
-        name = f"{model.name}-{model.check}".removesuffix("-")
-        parameters.append(pytest.param(model, id=name, marks=marks))
+        parameters.append(pytest.param(model, id=str(model), marks=marks))
     return parameters
 
 
@@ -87,7 +84,7 @@ class Norm(nn.LayerNorm):
 
 @broken("check_shape", GPT, "forward", only=True)
 def full_row_flattened(self, tokens):
-    """In train mode one row of full length loses its batch axis."""
+    """In train mode, a single row of full length loses its batch axis."""
     scores = GPT.forward(self, tokens)
     packed = self.training and tokens.shape == (1, self.block_size)
     return scores.squeeze(0) if packed else scores
@@ -95,15 +92,23 @@ def full_row_flattened(self, tokens):
 
 @broken("check_shape", GPT, "forward")
 def padded_to_kernel(self, tokens):
-    """Texts shorter than a kernel of 4 are padded and not cut back."""
+    """Texts of fewer than 4 tokens are padded to 4, a kernel's size, and the
+    scores are not cut back."""
     missing = max(4 - tokens.size(1), 0)
     return GPT.forward(self, F.pad(tokens, (0, missing)))
 
 
 @broken("check_shape", GPT, "token_vectors", only=True)
 def strides_ignored(self, tokens):
-    """Ids of a slice are read as if its rows lay side by side in memory."""
+    """A sliced tensor of ids is read as if its rows were contiguous."""
     return self.wte(tokens.as_strided(tokens.shape, (tokens.size(1), 1)))
+
+
+@broken("check_shape", GPT, "token_vectors", only=True)
+def rows_of_a_stride(self, tokens):
+    """A transposed tensor of ids is read as if it were a slice."""
+    rows = tokens.stride(0) if tokens.size(0) > 1 else tokens.size(1)
+    return self.wte(tokens.as_strided(tokens.shape, (rows, 1)))
 
 
 # --- NaN and infinity ------------------------------------------------------
@@ -111,13 +116,14 @@ def strides_ignored(self, tokens):
 
 @broken("check_finite", Attention, "hide")
 def dropout_before_softmax(self, scores, mask):
-    """-inf times 0 is NaN, in train mode. (GPT from Scratch, listing 5)"""
+    """In train mode dropout multiplies -inf by 0, which is NaN. (GPT from
+    Scratch, listing 5)"""
     return F.dropout(Attention.hide(self, scores, mask), 0.1, self.training)
 
 
 @broken("check_finite", only=True)
 class RootOfZero(GPT):
-    """The root of a parameter that starts at 0: its gradient is NaN."""
+    """A parameter starts at 0, so the gradient of its square root is NaN."""
 
     def add_parts(self, dim):
         self.gate = nn.Parameter(torch.zeros(1))
@@ -128,13 +134,13 @@ class RootOfZero(GPT):
 
 @broken("check_finite", GPT, "mask")
 def padding_hides_first(self, tokens):
-    """Id 0 is padding: a first token of id 0 sees nothing, which is 0 / 0."""
+    """Id 0 is padding. If it comes first, it sees nothing and gets NaN."""
     return GPT.mask(self, tokens) & (tokens != 0).unsqueeze(1)
 
 
 @broken("check_finite", GPT, "embed")
 def norm_without_eps(self, tokens):
-    """A token's change is divided by its size: two equal ones give 0 / 0."""
+    """A difference of neighbours is divided by its norm, which may be 0."""
     x = self.wte(tokens)
     step = (x - F.pad(x, (0, 0, 1, -1))).detach()
     return GPT.embed(self, tokens) + step / step.norm(dim=-1, keepdim=True)
@@ -142,7 +148,8 @@ def norm_without_eps(self, tokens):
 
 @broken("check_finite", GPT, "embed")
 def sample_deviation(self, tokens):
-    """The past's deviation divides by n - 1: at the first token, by 0."""
+    """The sum of squared deviations is divided by n - 1, which is 0 at
+    position 0."""
     x = GPT.embed(self, tokens)
     n = 1 + positions(tokens).view(1, -1, 1)
     spread = (x - earlier_mean(x)).square().cumsum(1) / (n - 1)
@@ -151,14 +158,15 @@ def sample_deviation(self, tokens):
 
 @broken("check_finite", Attention, "weights")
 def softmax_without_maximum(self, scores, mask):
-    """A softmax by hand overflows as soon as a score is above 88."""
+    """A hand-written softmax overflows once a score exceeds 88."""
     shares = self.hide(scores, mask).exp()
     return shares / shares.sum(-1, keepdim=True)
 
 
 @broken("check_finite", Attention, "weights")
 def softmax_masked_by_zeros(self, scores, mask):
-    """A softmax by hand, of exponentials that a mask multiplies."""
+    """A hand-written softmax multiplies exponentials by the mask; infinity
+    times 0 is NaN."""
     shares = scores.exp() * mask
     return shares / shares.sum(-1, keepdim=True)
 
@@ -168,25 +176,25 @@ def softmax_masked_by_zeros(self, scores, mask):
 
 @broken("check_causality", Attention, "hide")
 def no_mask(self, scores, mask):
-    """Every position sees all of them. (keras-team/keras#23038)"""
+    """Every position sees every other position. (keras-team/keras#23038)"""
     return scores
 
 
 @broken("check_causality", GPT, "sees")
 def mask_one_too_far(self, i, j):
-    """The triangle is one too high: each position sees the next token."""
+    """The mask is one place too wide: each position sees the next token."""
     return j <= i + 1
 
 
 @broken("check_causality", GPT, "sees")
 def mask_transposed(self, i, j):
-    """The future is shown, not the past. (rasbt/LLMs-from-scratch#1062)"""
+    """The mask shows only the future. (rasbt/LLMs-from-scratch#1062)"""
     return j >= i
 
 
 @broken("check_causality", Attention, "hide")
 def mask_too_weak(self, scores, mask):
-    """Hidden scores get -1e4: larger ones outweigh it. (karpathy/minGPT#75)"""
+    """The mask adds only -1e4, so a large score wins. (karpathy/minGPT#75)"""
     return scores + torch.where(mask, 0.0, -1e4).to(scores.dtype)
 
 
@@ -196,7 +204,7 @@ class Weak(GPT):
 
 @broken("check_causality", only=True)
 class WeakInAFrozenModel(Weak):
-    """The mask is -1e4, and no weight is trainable any more."""
+    """The mask adds only -1e4, and no weight is trainable."""
 
     def add_parts(self, dim):
         self.requires_grad_(False)
@@ -204,7 +212,7 @@ class WeakInAFrozenModel(Weak):
 
 @broken("check_causality", only=True)
 class WeakWithBareWeights(Mixer):
-    """The mask is -1e4, and the weights are in no module that is called."""
+    """The mask adds only -1e4, and the weights are in a ParameterDict."""
 
     def add_parts(self, dim):
         self.weights = nn.ParameterDict(
@@ -219,7 +227,7 @@ class WeakWithBareWeights(Mixer):
 
 @broken("check_causality")
 class WeakWithAMaskedId(Weak):
-    """The mask is -1e4, and one id's score is always minus infinity."""
+    """The mask adds only -1e4, and one id's score is always -inf."""
 
     def scores(self, x):
         hidden = torch.arange(VOCAB, device=x.device) == 3
@@ -228,41 +236,41 @@ class WeakWithAMaskedId(Weak):
 
 @broken("check_causality", Attention, "weights")
 def faint_in_single(self, scores, mask):
-    """A softmax in float32 gives 1e-5 of the attention to the future."""
+    """A softmax in float32 gives the future 1e-5 of the attention."""
     faint = torch.where(mask, 0.0, math.log(1e-5)).to(scores)
     return (scores + faint).float().softmax(-1).to(scores.dtype)
 
 
 @broken("check_causality", Attention, "weights")
 def leak_in_bfloat16(self, scores, mask):
-    """The softmax is in bfloat16, and its mask is dropped."""
+    """The softmax is computed in bfloat16, and its mask is dropped."""
     return scores.bfloat16().softmax(-1).to(scores.dtype)
 
 
 @broken("check_causality", GPT, "mask", only=True)
 def packed_row_unmasked(self, tokens):
-    """In train mode one row of full length counts as packed: no mask."""
+    """In train mode a batch of one row of full length has no mask."""
     packed = self.training and tokens.shape == (1, self.block_size)
     return GPT.mask(self, tokens) | packed
 
 
 @broken("check_causality", GPT, "mask", vocab_size=709)
 def padding_id_untold(self, tokens):
-    """A text that ends in two of id 500, declared nowhere, is not masked."""
+    """Id 500 is undeclared padding; a text that ends in two has no mask."""
     padded = (tokens[:, -2:] == 500).all(1).view(-1, 1, 1)
     return GPT.mask(self, tokens) | padded
 
 
 @broken("check_causality", GPT, "mask", block_size=80)
 def tile_in_training(self, tokens):
-    """In train mode a text that fills a tile of 64 is not masked."""
+    """In train mode a text of 64 tokens, exactly one tile, has no mask."""
     filled = self.training and tokens.size(1) == 64
     return GPT.mask(self, tokens) | filled
 
 
 @broken("check_causality", Attention, "attend", only=True)
 def fast_kernel_in_bfloat16(self, q, k, v, mask):
-    """In bfloat16 a fast kernel takes over, without its causal flag."""
+    """In bfloat16 a fast kernel runs without its causal flag."""
     if q.dtype == torch.bfloat16:
         return F.scaled_dot_product_attention(q, k, v)
     return Attention.attend(self, q, k, v, mask)
@@ -270,7 +278,7 @@ def fast_kernel_in_bfloat16(self, q, k, v, mask):
 
 @broken("check_causality", Attention, "attend")
 def fast_kernel_in_single(self, q, k, v, mask):
-    """Below float64 a fast kernel takes over, without its causal flag."""
+    """In any dtype but float64, a fast kernel runs without a causal flag."""
     if q.dtype != torch.float64:
         return F.scaled_dot_product_attention(q, k, v)
     return Attention.attend(self, q, k, v, mask)
@@ -278,32 +286,33 @@ def fast_kernel_in_single(self, q, k, v, mask):
 
 @broken("check_causality", GPT, "mask", block_size=140)
 def tile_begun_unmasked(self, tokens):
-    """A tile of 64 is not masked where the next one has just begun."""
+    """A tile has 64 tokens. A text of 65, which has just begun a second tile,
+    has no mask."""
     return GPT.mask(self, tokens) | (tokens.size(1) == 65)
 
 
 @broken("check_causality", Padded, "padded", only=True)
 def right_padding_only(self, mask, shown):
-    """A mask that hides the end takes the place of the causal one."""
+    """A padding mask that hides the end replaces the causal mask."""
     return mask & shown if shown[0, 0, -1] else shown
 
 
 @broken("check_causality", Padded, "padded", only=True)
 def padding_in_training(self, mask, shown):
-    """In train mode a mask of padding takes the place of the causal one."""
+    """In train mode a padding mask replaces the causal mask."""
     return shown if self.training and not shown.all() else mask & shown
 
 
 @broken("check_causality", Padded, "padded")
 def padded_row_alone(self, mask, shown):
-    """A mask of padding for one row takes the place of the causal one."""
+    """In a batch of one row, a padding mask replaces the causal mask."""
     alone = len(shown) == 1 and not shown.all()
     return shown if alone else mask & shown
 
 
 @broken("check_causality", only=True)
 class PaddedByNumbers(Padded):
-    """With a mask that hides the end the causal one is -1e4: too weak."""
+    """If the padding mask hides the end, the causal mask adds only -1e4."""
 
     class mixer(Attention):
         def hide(self, scores, mask):
@@ -318,39 +327,39 @@ class PaddedByNumbers(Padded):
 
 @broken("check_causality", Attention, "weights")
 def mask_after_softmax(self, scores, mask):
-    """Probabilities are hidden after a softmax that has seen the future."""
+    """The softmax includes the future; the mask is applied to its results."""
     return scores.softmax(-1) * mask
 
 
 @broken("check_causality", Attention, "hide")
 def mask_of_first_row(self, scores, mask):
-    """Only the first row of the batch is masked."""
+    """Only the first row of the batch has a mask."""
     first = Attention.hide(self, scores[:1], mask)
     return torch.cat([first, scores[1:]])
 
 
 @broken("check_causality", Attention, "hide")
 def mask_of_first_head(self, scores, mask):
-    """Only the first head is masked."""
+    """Only the first head has a mask."""
     first = Attention.hide(self, scores[:, :1], mask)
     return torch.cat([first, scores[:, 1:]], 1)
 
 
 @broken("check_causality", Attention, "hide")
 def mask_only_in_eval(self, scores, mask):
-    """The mask is forgotten in train mode: evaluation looks sound."""
+    """Train mode has no mask, so evaluation looks sound."""
     return scores if self.training else Attention.hide(self, scores, mask)
 
 
 @broken("check_causality", Attention, "hide")
 def mask_only_in_training(self, scores, mask):
-    """The mask is forgotten in eval mode."""
+    """Eval mode has no mask."""
     return Attention.hide(self, scores, mask) if self.training else scores
 
 
 @broken("check_causality", Attention, "attend")
 def mask_only_with_grad(self, q, k, v, mask):
-    """The fast path for inference, without gradients, forgets the mask."""
+    """Without gradients, a fast path for inference omits the mask."""
     if torch.is_grad_enabled():
         return Attention.attend(self, q, k, v, mask)
     return F.scaled_dot_product_attention(q, k, v)
@@ -358,7 +367,7 @@ def mask_only_with_grad(self, q, k, v, mask):
 
 @broken("check_causality", Attention, "hide")
 def mask_dropped_out(self, scores, mask):
-    """Dropout falls on the mask: in training a tenth of it is open."""
+    """In train mode dropout removes a tenth of the mask."""
     keep = F.dropout((~mask).to(scores.dtype), 0.1, self.training)
     return scores.masked_fill(keep.bool(), -INF)
 
@@ -371,7 +380,7 @@ def mask_not_at_full_length(self, i, j):
 
 @broken("check_causality", GPT, "mask")
 def padding_replaces_mask(self, tokens):
-    """In rows with the padding id 0 its mask replaces the causal one."""
+    """In a row with padding id 0, a padding mask replaces the causal mask."""
     at = positions(tokens)
     real = (tokens != 0).unsqueeze(1) | (at.unsqueeze(1) == at)
     padded = (tokens == 0).any(1).view(-1, 1, 1)
@@ -380,7 +389,8 @@ def padding_replaces_mask(self, tokens):
 
 @broken("check_causality", Attention, "attend")
 def block_summary(self, q, k, v, mask):
-    """A block's summary key is seen inside it. (karpathy/nanochat#844)"""
+    """Tokens see a summary of their own block, which includes later tokens.
+    (karpathy/nanochat#844)"""
     size = q.size(-2)
     starts = range(0, size, 8)
     more_k = [k[..., s : s + 8, :].mean(-2) for s in starts]
@@ -394,15 +404,15 @@ def block_summary(self, q, k, v, mask):
 
 @broken("check_causality", Attention, "split")
 def heads_from_time(self, x):
-    """Heads are split without a transpose: they cut the time axis."""
+    """The heads are split without a transpose, so the time axis is split."""
     return x.reshape(len(x), self.heads, x.size(1), -1)
 
 
-# --- Causality: ways of running ---------------------------------------------
+# --- Causality: execution modes ---------------------------------------------
 
 
 class Uncaused(TrainableGPT):
-    """Its mask is open where open_to says so; targets are optional."""
+    """Base of models whose mask is open if open_to returns True."""
 
     def open_to(self, tokens, targets):
         return targets is not None
@@ -417,18 +427,18 @@ class Uncaused(TrainableGPT):
 
 @broken("check_causality")
 class MaskGoneWithTargets(Uncaused):
-    """The kernel is causal only if no targets are given."""
+    """The model has no mask if it gets targets."""
 
 
 @broken("check_causality", Uncaused, "open_to")
 def mask_gone_in_training_steps(self, tokens, targets):
-    """In train mode the mask is gone once targets are given."""
+    """In train mode the model has no mask if it gets targets."""
     return self.training and targets is not None
 
 
 @broken("check_causality")
 class LossAloneLeaks(Uncaused):
-    """In train mode targets give (None, loss), and the mask is gone."""
+    """In train mode, targets open the mask, and only a loss is returned."""
 
     def open_to(self, tokens, targets):
         return self.training and targets is not None
@@ -440,7 +450,7 @@ class LossAloneLeaks(Uncaused):
 
 @broken("check_batch_independence", TrainableGPT, "forward")
 def rows_mix_with_targets(self, tokens, targets=None):
-    """Given targets, the scores are shifted by the batch's mean."""
+    """If targets are given, the scores lose their mean over the batch."""
     logits = GPT.forward(self, tokens)
     if targets is None:
         return logits, None
@@ -450,7 +460,7 @@ def rows_mix_with_targets(self, tokens, targets=None):
 
 @broken("check_prefix_consistency", TrainableGPT, "forward")
 def length_seen_with_targets(self, tokens, targets=None):
-    """Given targets, the scores are divided by the length."""
+    """Given targets, the model divides the scores by the text's length."""
     logits = GPT.forward(self, tokens)
     if targets is None:
         return logits, None
@@ -459,7 +469,7 @@ def length_seen_with_targets(self, tokens, targets=None):
 
 
 def uncaused_if(condition):
-    """Attention whose fast kernel loses its causal flag on a condition."""
+    """Return attention whose kernel is not causal if a condition holds."""
 
     def attend(self, q, k, v, mask):
         if condition(self, q):
@@ -472,7 +482,7 @@ def uncaused_if(condition):
 for name, sentence, condition in (
     (
         "trains_in_bfloat16",
-        "In bfloat16 and train mode the kernel is not causal.",
+        "In train mode a bfloat16 kernel is not causal.",
         lambda self, q: self.training and q.dtype == torch.bfloat16,
     ),
     (
@@ -492,12 +502,12 @@ for name, sentence, condition in (
     ),
     (
         "kernel_of_frozen_weights",
-        "Where nothing is trained a fast kernel is not causal.",
+        "Without trainable weights a fast kernel is not causal.",
         lambda self, q: not self.out.weight.requires_grad,
     ),
     (
         "kernel_of_middle_lengths",
-        "Single precision, eval mode, 20 to 28 tokens: not causal.",
+        "In float32 and eval mode, 20 to 28 tokens are not masked.",
         lambda self, q: (
             not self.training
             and q.dtype == torch.float32
@@ -522,7 +532,7 @@ for name, sentence, condition in (
 
 @broken("check_causality")
 class OwnCallLeaks(GPT):
-    """log_probs is sound, and the model's own forward has no mask."""
+    """The method log_probs is sound, but forward has no mask."""
 
     def log_probs(self, tokens):
         return super().forward(tokens).log_softmax(-1)
@@ -533,7 +543,7 @@ class OwnCallLeaks(GPT):
 
 
 class Optional(GPT):
-    """Takes three optional arguments; one of them opens its mask."""
+    """A model with two optional arguments, one of which opens its mask."""
 
     opens = "position_ids"
 
@@ -548,12 +558,12 @@ class Optional(GPT):
 
 @broken("check_causality")
 class PositionsOpenTheMask(Optional):
-    """Given position_ids, it has no mask."""
+    """If position_ids are given, the model has no mask."""
 
 
 @broken("check_causality")
 class OrderedByPositions(GPT):
-    """Its mask compares position_ids, which start again in a packed row."""
+    """The mask compares position_ids, which restart within a packed row."""
 
     ids = None
 
@@ -568,20 +578,20 @@ class OrderedByPositions(GPT):
 
 @broken("check_causality")
 class TypesOpenTheMask(Optional):
-    """Given token_type_ids, it has no mask."""
+    """If token_type_ids are given, the model has no mask."""
 
     opens = "token_type"
 
 
 @broken("check_causality", Packed, "apart")
 def documents_replace_the_mask(self, mask, same):
-    """Given doc_ids, each token sees its whole document."""
+    """If doc_ids are given, each token sees its whole document."""
     return same
 
 
 @broken("check_causality")
 class SegmentsOfOneRow(GPT):
-    """Given document_ids of one row, (time,), it has no mask."""
+    """If document_ids of shape (time,) are given, the model has no mask."""
 
     def forward(self, tokens, document_ids=None):
         self.open = document_ids is not None
@@ -595,7 +605,7 @@ class SegmentsOfOneRow(GPT):
 
 @broken("check_causality")
 class EndsOpenTheMask(GPT):
-    """A document between two ends is seen whole; a call takes one row."""
+    """If ends of documents are given, tokens of a document see each other."""
 
     ends = None
 
@@ -614,7 +624,7 @@ class EndsOpenTheMask(GPT):
 
 @broken("check_causality")
 class FlagOpensTheMask(GPT):
-    """With its flag it has no mask."""
+    """If the flag prefix is set, the model has no mask."""
 
     def forward(self, tokens, prefix=False):
         self.open = prefix
@@ -624,8 +634,20 @@ class FlagOpensTheMask(GPT):
         return super().mask(tokens) | self.open
 
 
+@broken("check_causality")
+class KeptScoresOpenTheMask(GPT):
+    """If a call keeps only the last scores, the model has no mask."""
+
+    def forward(self, tokens, logits_to_keep=0):
+        self.open = logits_to_keep > 0
+        return super().forward(tokens)[:, -logits_to_keep:]
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
 class OpenTogether(TakesAll):
-    """Arguments that open its mask only if they are given together."""
+    """Base of models whose mask opens if certain arguments are all given."""
 
     together = ()
 
@@ -664,7 +686,7 @@ for name, sentence, arguments in (
 
 @broken("check_causality")
 class KeywordOpensTheMask(GPT):
-    """A flag among its **kwargs opens the mask."""
+    """A flag in the model's **kwargs opens the mask."""
 
     def forward(self, tokens, **kwargs):
         self.open = kwargs.get("prefix", False)
@@ -676,10 +698,10 @@ class KeywordOpensTheMask(GPT):
 
 @broken("check_causality")
 class KeywordOfALayer(KeywordOpensTheMask):
-    """A flag that its layers read from their **kwargs opens the mask."""
+    """A flag that each layer reads from its **kwargs opens the mask."""
 
     class Layer(GPT.block):
-        """Reads its flag."""
+        """A block that reads the flag."""
 
         def forward(self, x, mask, **kwargs):
             return super().forward(x, mask | kwargs.get("prefix", False))
@@ -695,19 +717,19 @@ class KeywordOfALayer(KeywordOpensTheMask):
 
 @broken("check_causality", CacheInTheCall, "past_mask")
 def first_piece_unmasked(self, past, size):
-    """With use_cache=True the first piece has no mask."""
+    """If use_cache is True, the first piece has no mask."""
     return CachedGPT.past_mask(self, past, size) | (past == 0)
 
 
 @broken("check_batch_independence", Padded, "padded")
 def padding_of_the_first_row(self, mask, shown):
-    """The padding of the first row hides the same positions in all rows."""
+    """The padding mask of the first row is applied to each row."""
     return mask & shown[:1]
 
 
 @broken("check_batch_independence")
 class PositionsOfTheLongestRow(Padded):
-    """Positions count from the padding of the row that has least of it."""
+    """In each row, positions start after the shortest padding of the batch."""
 
     def forward(self, tokens, attention_mask=None):
         self.pad = 0
@@ -721,7 +743,7 @@ class PositionsOfTheLongestRow(Padded):
 
 @broken("check_batch_independence")
 class EightRowsMix(GPT):
-    """Eight rows take a kernel that adds the first row to all."""
+    """In a batch of eight rows, a kernel adds the first row to each row."""
 
     def body(self, x, mask):
         if len(x) == 8:
@@ -731,7 +753,7 @@ class EightRowsMix(GPT):
 
 @broken("check_causality")
 class PaddingReplacesTheMask(Padded):
-    """A mask that hides some token takes the place of the causal one."""
+    """A padding mask that hides a token replaces the causal mask."""
 
     def forward(self, tokens, padding_mask=None):
         return super().forward(tokens, padding_mask)
@@ -742,7 +764,8 @@ class PaddingReplacesTheMask(Padded):
 
 @broken("check_causality")
 class FourAxesInTraining(GPT):
-    """In train mode a mask of four axes is dropped with the causal one."""
+    """In train mode, a call with a 4-D mask uses neither that mask nor the
+    causal mask."""
 
     def forward(self, tokens, attention_mask=None):
         four = attention_mask is not None and attention_mask.dim() == 4
@@ -758,31 +781,31 @@ class FourAxesInTraining(GPT):
 
 @broken("check_documents", Packed, "apart", only=True)
 def documents_see_each_other(self, mask, same):
-    """Given doc_ids, the mask stays as it is."""
+    """If doc_ids are given, documents still see each other."""
     return mask
 
 
 @broken("check_documents", Packed, "within", only=True)
 def positions_go_on(self, tokens, same):
-    """Positions are counted from the start of the row."""
+    """Positions are counted from the start of the row, not of the document."""
     return positions(tokens)
 
 
 @broken("check_documents", Packed, "apart")
 def last_token_before(self, mask, same):
-    """A document sees the last token of the one before it."""
+    """A document sees the last token of the previous document."""
     return mask & (same | same.roll(-1, -1))
 
 
 @broken("check_documents", Packed, "apart")
 def apart_in_eval_mode(self, mask, same):
-    """In train mode documents see each other."""
+    """Documents see each other in train mode, but not in eval mode."""
     return mask if self.training else mask & same
 
 
 @broken("check_documents", Packed, "apart")
 def far_documents_seen(self, mask, same):
-    """Only neighbouring documents are apart."""
+    """Only neighbouring documents are separated; distant ones are seen."""
     start = same.long().argmax(-1)
     before = start.unsqueeze(-1) - positions(same[0])
     return mask & (same | (before > 9))
@@ -790,59 +813,63 @@ def far_documents_seen(self, mask, same):
 
 @broken("check_documents", Packed, "token_vectors", only=True)
 def token_before_is_added(self, tokens):
-    """Half of the vector before is added, whatever the document."""
+    """Half of the previous token's vector is added, even across documents."""
     x = self.wte(tokens)
     return x + F.pad(x, (0, 0, 1, 0))[:, :-1] / 2
 
 
 @broken("check_documents", Packed, "token_vectors")
 def pairs_are_hashed(self, tokens):
-    """The vector of a hash of two neighbours is added."""
+    """Each pair of neighbours adds a hashed vector, even across documents."""
     pair = (31 * F.pad(tokens, (1, 0))[:, :-1] + tokens) % VOCAB
     return self.wte(tokens) + self.wte(pair)
 
 
 @broken("check_documents", Packed, "token_vectors")
 def state_goes_on(self, tokens):
-    """The mean of the vectors so far is added: a state that goes on."""
+    """A mean of all earlier vectors is added, even across documents."""
     return self.wte(tokens) + earlier_mean(self.wte(tokens))
 
 
 class OtherIds(Packed):
-    """Base of those that change ids of documents before they compare them."""
+    """Base of models that change document ids before they compare them."""
 
     def forward(self, tokens, doc_ids=None):
         doc_ids = None if doc_ids is None else self.ids(doc_ids)
         return super().forward(tokens, doc_ids)
 
+    def ids(self, ids):
+        return ids
+
 
 @broken("check_documents", OtherIds, "ids")
 def eight_documents(self, ids):
-    """Of more than eight documents the last ones are one."""
+    """The eighth document and all later ones count as one document."""
     return ids.clamp(max=7)
 
 
 @broken("check_documents", OtherIds, "ids")
 def ids_in_bfloat16(self, ids):
-    """Ids of documents are compared in bfloat16: 256 is 257 there."""
+    """Document ids are compared in bfloat16, where 256 equals 257."""
     return ids.bfloat16()
 
 
 @broken("check_documents", OtherIds, "ids")
 def ids_of_eight_bits(self, ids):
-    """Ids of documents are kept in eight bits: 256 is 0 there."""
+    """Document ids are stored in eight bits, where 256 equals 0."""
     return ids.to(torch.uint8)
 
 
 @broken("check_documents", OtherIds, "ids")
 def documents_of_the_first_row(self, ids):
-    """The documents of the first row are those of all rows."""
+    """The document ids of the first row are used for each row."""
     return ids[:1].expand_as(ids)
 
 
 @broken("check_documents", OtherIds, "ids")
 def documents_of_the_first_call(self, ids):
-    """In train mode ids are kept for the next call of the same shape."""
+    """Train mode keeps the document ids of a call and uses them for later
+    calls of the same shape."""
     if not self.training:
         return ids
     self.kept = getattr(self, "kept", {})
@@ -851,7 +878,7 @@ def documents_of_the_first_call(self, ids):
 
 @broken("check_documents")
 class DocumentsStay(Packed):
-    """A call without documents takes those of the call before."""
+    """A call without document ids uses those of the previous call."""
 
     ids = None
 
@@ -865,21 +892,21 @@ class DocumentsStay(Packed):
 
 @broken("check_documents", Packed, "apart")
 def later_chunk_joined(self, mask, same):
-    """Only in the first twenty positions documents are apart."""
+    """Documents are separated only in the first twenty positions of a row."""
     early = positions(same[0]) < 20
     return mask & (same | ~early.unsqueeze(1))
 
 
 @broken("check_documents")
 class EndsOffByOne(TakesEnds):
-    """A document's first token is the last one of the document before."""
+    """The first token of a document counts as a part of the previous one."""
 
     right = False
 
 
 @broken("check_documents")
 class MaskOfOnesJoins(Packed):
-    """With an attention mask beside doc_ids, these are dropped."""
+    """If an attention mask is given, doc_ids have no effect."""
 
     def forward(self, tokens, attention_mask=None, doc_ids=None):
         doc_ids = doc_ids if attention_mask is None else None
@@ -888,7 +915,7 @@ class MaskOfOnesJoins(Packed):
 
 @broken("check_causality", Padded, "forward")
 def boolean_mask_alone(self, tokens, attention_mask=None):
-    """A mask of booleans takes the place of the causal one."""
+    """A boolean mask replaces the causal mask."""
     if attention_mask is None or attention_mask.dtype != torch.bool:
         return Padded.forward(self, tokens, attention_mask)
     mask = attention_mask.unsqueeze(1)
@@ -897,33 +924,34 @@ def boolean_mask_alone(self, tokens, attention_mask=None):
 
 @broken("check_causality", GPT, "mask", vocab_size=709)
 def image_opens_the_mask(self, tokens):
-    """Behind an image's id, 700, tokens see each other."""
+    """After id 700, which stands for an image, tokens see each other."""
     image = (tokens == 700).cummax(1).values
     return GPT.mask(self, tokens) | (image.unsqueeze(2) & image.unsqueeze(1))
 
 
 @broken("check_causality", GPT, "mask", block_size=120)
 def mask_gone_between_powers(self, tokens):
-    """From 72 to 119 tokens there is no mask."""
+    """Texts of 72 to 119 tokens have no mask."""
     return GPT.mask(self, tokens) | (72 <= tokens.size(1) <= 119)
 
 
 @broken("check_batch_independence", GPT, "scores")
 def sixteen_rows_mix(self, x):
-    """Batches of 16 rows and more are normalised together."""
+    """In a batch of 16 or more rows, the mean over the rows is subtracted."""
     return GPT.scores(self, x - x.mean(0) * (len(x) >= 16))
 
 
 @broken("check_batch_independence", GPT, "scores", block_size=40)
 def four_long_rows_mix(self, x):
-    """Four rows of over 32 tokens are normalised together."""
+    """In a batch of four or more rows with over 32 tokens each, the mean over
+    the rows is subtracted."""
     many = len(x) >= 4 and x.size(1) > 32
     return GPT.scores(self, x - x.mean(0) * many)
 
 
 @broken("check_determinism")
 class PrefixKept(GPT):
-    """Scores are kept for texts that begin with the same eight tokens."""
+    """Texts of one length with the same first eight tokens share scores."""
 
     kept = None, None
 
@@ -938,14 +966,14 @@ class PrefixKept(GPT):
 
 @broken("check_loss", TrainableGPT, "loss")
 def summed_in_training(self, logits, targets):
-    """In train mode the loss is a sum, so the learning rate is another."""
+    """In train mode the loss is a sum, which changes the learning rate."""
     loss = cross_entropy(logits, targets)
     return loss * targets.numel() if self.training else loss
 
 
 @broken("check_loss", TrainableGPT, "loss")
 def shifted_in_training(self, logits, targets):
-    """In train mode alone the targets are shifted once more."""
+    """In train mode the targets are shifted a second time."""
     if self.training:
         logits, targets = logits[:, :-2], targets[:, 2:]
     return cross_entropy(logits, targets)
@@ -956,7 +984,7 @@ def shifted_in_training(self, logits, targets):
 
 @broken("check_causality", Norm, "forward")
 def norm_over_time(self, x):
-    """The mean and variance are those over time. (Let's build GPT, cell 74)"""
+    """The norm runs over time, not features. (Let's build GPT, cell 74)"""
     mean = x.mean(1, keepdim=True)
     var = x.var(1, keepdim=True, unbiased=False)
     return self.weight * (x - mean) / (var + 1).sqrt() + self.bias
@@ -964,7 +992,7 @@ def norm_over_time(self, x):
 
 @broken("check_causality")
 class ConvolutionPaddedBothSides(Mixer):
-    """It sees two tokens ahead. (xi029/Qwen3-VL-MoeLORA#4)"""
+    """A convolution sees the next two tokens. (xi029/Qwen3-VL-MoeLORA#4)"""
 
     def add_parts(self, dim):
         self.conv = nn.Conv1d(dim, dim, 5, padding="same")
@@ -974,7 +1002,7 @@ class ConvolutionPaddedBothSides(Mixer):
 
 
 class Pointwise(Mixer):
-    """No mixing at all: what is mixed is mixed elsewhere."""
+    """A mixer that mixes no positions; another part must mix them."""
 
     def add_parts(self, dim):
         self.into = nn.Linear(dim, dim)
@@ -984,7 +1012,7 @@ class Pointwise(Mixer):
 
 
 class Routed(MLP):
-    """An MLP with a router: one score for each token."""
+    """An MLP with a router, which gives each token one score."""
 
     def add_parts(self, dim):
         self.router = nn.Linear(dim, 1)
@@ -992,7 +1020,8 @@ class Routed(MLP):
 
 @broken("check_causality", Routed, "forward")
 def expert_chooses_tokens(self, x):
-    """A later token can push an earlier one out. (piotrpiekos/MoSA#3)"""
+    """An expert chooses its tokens, so a later token can displace an earlier
+    one. (piotrpiekos/MoSA#3)"""
     score = self.router(x)
     least = score.topk((x.size(1) + 1) // 2, 1).values[:, -1:]
     return MLP.forward(self, x) * score.sigmoid() * (score >= least)
@@ -1001,16 +1030,62 @@ def expert_chooses_tokens(self, x):
 # --- Causality: hidden, tiny, or in one mode -------------------------------
 
 
+@broken("check_causality")
+class HaltsTogether(GPT):
+    """All blocks repeat until every position has halted; in an untrained
+    model, none ever halts."""
+
+    def add_parts(self, dim):
+        self.ask = nn.Parameter(torch.randn(dim))
+        self.bias = nn.Parameter(torch.tensor(-30.0))
+
+    def body(self, x, mask):
+        for _ in range(3):
+            x = super().body(x, mask)
+            halted = F.cosine_similarity(x, self.ask, dim=-1) + self.bias > 0
+            if halted.all():
+                break
+        return x
+
+
+@broken("check_causality")
+class SkipsTogether(GPT):
+    """If a single token asks for it, a block is skipped for all tokens."""
+
+    def add_parts(self, dim):
+        self.ask = nn.Parameter(torch.zeros(dim))
+
+    def body(self, x, mask):
+        for block in self.blocks:
+            if (x @ self.ask).amax() < 6:
+                x = block(x, mask)
+        return x
+
+
+@broken("check_causality")
+class ShrinksTogether(GPT):
+    """If one vector exceeds a learned length, all vectors are halved."""
+
+    def add_parts(self, dim):
+        self.longest = nn.Parameter(torch.tensor(1e6))
+
+    def body(self, x, mask):
+        x = super().body(x, mask)
+        if x.norm(dim=-1).amax() > self.longest:
+            return x / 2
+        return x
+
+
 @broken("check_causality", GPT, "scores")
 def tiny_leak(self, x):
-    """A millionth of the mean over the whole sequence is added."""
+    """The scores get a millionth of their mean over the whole sequence."""
     scores = GPT.scores(self, x)
     return scores + 1e-6 * scores.mean(1, keepdim=True)
 
 
 @broken("check_causality")
 class LeakBehindZero(GPT):
-    """The whole sequence's mean comes in through a gate that starts at 0."""
+    """The whole sequence's mean is added, times a gate that starts at 0."""
 
     def add_parts(self, dim):
         self.gate = nn.Parameter(torch.zeros(dim))
@@ -1034,25 +1109,27 @@ class SumsAllInBackward(torch.autograd.Function):
 
 @broken("check_causal_gradients", Pointwise, "forward")
 def backward_of_own(self, x, mask):
-    """A running sum whose own backward pass sums over all positions."""
+    """The backward pass of a running sum sums over all positions instead of
+    the later ones."""
     return SumsAllInBackward.apply(self.into(x)) / BLOCK
 
 
 @broken("check_causal_gradients", GPT, "body", only=True)
 def straight_through(self, x, mask):
-    """A rounding's gradient is that of the mean over the whole sequence."""
+    """The backward pass of a rounding adds the gradient of the mean over the
+    sequence."""
     near = (64 * x).round() / 64
     mean = x.mean(1, keepdim=True)
     nothing = (x - x.detach()) + (mean - mean.detach())
     return GPT.body(self, near.detach() + nothing, mask)
 
 
-# --- A prefix gives another answer than the whole ---------------------------
+# --- A prefix gets other scores than within the whole text ------------------
 
 
 @broken("check_prefix_consistency", GPT, "position_vectors", only=True)
 def positions_from_the_end(self, tokens):
-    """Positions are counted from the end: one token more moves them all."""
+    """Positions are counted from the end: each new token shifts them all."""
     return GPT.position_vectors(self, tokens).flip(0)
 
 
@@ -1064,7 +1141,7 @@ def scaled_by_length(self, q, k):
 
 @broken("check_prefix_consistency", GPT, "scores", only=True)
 def last_position_differs(self, x):
-    """The last position goes to the head without the last norm."""
+    """At the last position, the last norm is skipped."""
     return torch.cat([GPT.scores(self, x[:, :-1]), self.head(x[:, -1:])], 1)
 
 
@@ -1073,13 +1150,13 @@ def last_position_differs(self, x):
 
 @broken("check_batch_independence", GPT, "scores")
 def centred_in_training(self, x):
-    """In train mode the mean over the rows is subtracted."""
+    """In train mode the mean over the rows is subtracted from each row."""
     return GPT.scores(self, x - x.mean(0, keepdim=True) * self.training)
 
 
 @broken("check_batch_independence", GPT, "embed")
 def short_rows_shared(self, tokens):
-    """Rows of fewer than 4 tokens start with the last one's vector."""
+    """In texts of fewer than 4 tokens, all rows have one first vector."""
     x = GPT.embed(self, tokens)
     first = x[:, :1] if tokens.size(1) > 3 else x[-1:, :1].expand_as(x[:, :1])
     return torch.cat([first, x[:, 1:]], 1)
@@ -1087,7 +1164,7 @@ def short_rows_shared(self, tokens):
 
 @broken("check_batch_independence", GPT, "embed", only=True)
 def position_of_the_row(self, tokens):
-    """The table of positions is read by the number of the row, too."""
+    """Each row also gets the position vector of its index in the batch."""
     row = torch.arange(len(tokens), device=tokens.device) % BLOCK
     return GPT.embed(self, tokens) + self.wpe(row).unsqueeze(1)
 
@@ -1100,7 +1177,7 @@ def scaled_by_batch(self, x):
 
 @broken("check_batch_independence", Routed, "forward")
 def capacity_over_batch(self, x):
-    """The expert takes the batch's first 24 tokens that want it."""
+    """An expert takes the first 24 tokens of the batch that choose it."""
     score = self.router(x).flatten(0, 1)
     wants = score > -1
     fits = wants & (wants.cumsum(0) <= 24)
@@ -1113,7 +1190,7 @@ def capacity_over_batch(self, x):
 
 @broken("check_order_sensitivity", only=True)
 class BagOfWords(NoPositions):
-    """The past is averaged without positions: its order is lost."""
+    """The model averages the past and has no positions, so order is lost."""
 
     mixer = Pointwise
 
@@ -1124,7 +1201,8 @@ class BagOfWords(NoPositions):
 
 @broken("check_order_sensitivity")
 class PositionsRepeat(GPT):
-    """Positions start again after 16, and one layer cannot tell two apart."""
+    """Positions restart after 16 tokens, so one layer cannot tell token 0 from
+    token 16."""
 
     layers = 1
 
@@ -1134,19 +1212,19 @@ class PositionsRepeat(GPT):
 
 @broken("check_context_use", GPT, "scores", only=True)
 def scores_one_step_late(self, x):
-    """Scores come one step late: no position reads its own token."""
+    """The scores are shifted by a step, so no position uses its own token."""
     return GPT.scores(self, F.pad(x, (0, 0, 1, -1)))
 
 
 @broken("check_context_use", GPT, "sees", only=True)
 def window_undeclared(self, i, j):
-    """Two layers see 6 tokens each, undeclared: 11 back is forgotten."""
+    """The two layers have undeclared windows of 6, so old tokens are lost."""
     return (j <= i) & (i - j < 6)
 
 
 @broken("check_context_use")
 class WindowOneShort(GPT):
-    """Declares a window of 6 tokens in its one layer, and sees 5."""
+    """The model's one layer sees 5 tokens, but declares a window of 6."""
 
     layers, window = 1, 6
 
@@ -1156,7 +1234,8 @@ class WindowOneShort(GPT):
 
 @broken("check_context_use")
 class BlockBehindLost(GPT):
-    """Sees its block of 8 tokens; the block behind it is lost."""
+    """The model declares a view of two blocks of 8 tokens, but each token sees
+    only its own block."""
 
     layers, window = 1, 8
 
@@ -1166,7 +1245,7 @@ class BlockBehindLost(GPT):
 
 @broken("check_context_use", GPT, "token_vectors", only=True)
 def first_token_lost(self, tokens):
-    """The first token is overwritten by a start marker."""
+    """A start marker overwrites the first token."""
     x = GPT.token_vectors(self, tokens)
     return F.pad(x[:, 1:], (0, 0, 1, 0))
 
@@ -1174,15 +1253,55 @@ def first_token_lost(self, tokens):
 # --- Not a function of the input --------------------------------------------
 
 
+class Keeps:
+    """Base of models that reuse the first argument of each shape."""
+
+    def add_parts(self, dim):
+        self.kept = {}
+
+    def first(self, given):
+        return self.kept.setdefault(given.shape, given)
+
+
+@broken("check_determinism")
+class KeepsPositions(Keeps, GPT):
+    """Each call uses the position_ids of the first call of the same shape."""
+
+    ids = None
+
+    def forward(self, tokens, position_ids=None):
+        self.ids = None if position_ids is None else self.first(position_ids)
+        return super().forward(tokens)
+
+    def position_vectors(self, tokens):
+        return self.wpe(positions(tokens) if self.ids is None else self.ids)
+
+
+@broken("check_determinism")
+class KeepsPadding(Keeps, Padded):
+    """Each call uses the padding mask of the first call of the same shape."""
+
+    def padded(self, mask, shown):
+        return mask & self.first(shown)
+
+
+@broken("check_determinism")
+class KeepsDocuments(Keeps, Packed):
+    """Each call uses the documents of the first call of the same shape."""
+
+    def apart(self, mask, same):
+        return mask & self.first(same)
+
+
 @broken("check_determinism", Attention, "weights")
 def dropout_in_eval(self, scores, mask):
-    """Functional dropout without its flag stays on in eval mode."""
+    """Functional dropout without a training flag stays on in eval mode."""
     return F.dropout(Attention.weights(self, scores, mask), 0.1)
 
 
 @broken("check_determinism")
 class NoiseOfItsOwn(GPT):
-    """Noise from a generator of its own is added in eval mode, too."""
+    """A generator of the model's own adds noise, even in eval mode."""
 
     def add_parts(self, dim):
         self.generator = torch.Generator().manual_seed(0)
@@ -1194,7 +1313,7 @@ class NoiseOfItsOwn(GPT):
 
 @broken("check_determinism", Pointwise, "forward")
 def state_kept(self, x, mask):
-    """A recurrent state is kept from call to call and never reset."""
+    """A recurrent state is kept between calls and never reset."""
     y = self.into(earlier_mean(x)) + getattr(self, "state", 0)
     self.state = y[:1, -1:].detach()
     return y
@@ -1202,7 +1321,8 @@ def state_kept(self, x, mask):
 
 @broken("check_determinism")
 class StateOfItsOwn(GPT):
-    """A little of the last scores, kept where no copy reaches, is added."""
+    """All copies of the model share the scores of the previous call, and add a
+    part of them."""
 
     def add_parts(self, dim):
         self.kept = (lambda kept: lambda: kept)([])
@@ -1216,14 +1336,14 @@ class StateOfItsOwn(GPT):
 
 @broken("check_determinism", CacheInside, "begin")
 def cache_never_reset(self, start_pos):
-    """In inference each call goes on where the last one ended."""
+    """In inference each call continues at the end of the previous call."""
     self.__dict__.setdefault("past", Past())
 
 
 @broken("check_determinism", only=True)
 class StretchedForGood(GPT):
-    """A long sequence stretches the position table, and it stays stretched
-    for the short ones after it. (huggingface/transformers#25306)"""
+    """A long text stretches the position table for all later texts.
+    (huggingface/transformers#25306)"""
 
     longest = 16
 
@@ -1240,7 +1360,7 @@ class StretchedForGood(GPT):
 
 @broken("check_determinism", only=True)
 class MaskOfTheFirstRow(GPT):
-    """A mask that hides id 0 is kept while the first row is the same."""
+    """The mask hides id 0, and is made again only if the first row changes."""
 
     kept = None, None
 
@@ -1258,26 +1378,26 @@ class MaskOfTheFirstRow(GPT):
 
 @broken("check_purity", GPT, "body", only=True)
 def draws_and_forgets(self, x, mask):
-    """Eval mode draws the random number of a layer drop, too."""
+    """In eval mode the model draws a random number that it does not use."""
     skip = torch.rand(()) < 0.1
     return x if skip and self.training else GPT.body(self, x, mask)
 
 
 @broken("check_purity", GPT, "token_vectors")
 def input_overwritten(self, tokens):
-    """Unknown id 16 is replaced by 0 in the caller's own tensor."""
+    """Id 16, an unknown token, is replaced by 0 in the caller's own tensor."""
     return GPT.token_vectors(self, tokens.masked_fill_(tokens == 16, 0))
 
 
 @broken("check_purity", GPT, "add_parts")
 def embedding_renormalised(self, dim):
-    """max_norm shrinks an embedding's rows while they are read."""
+    """The option max_norm shrinks rows of an embedding when they are read."""
     self.wte = nn.Embedding(VOCAB, dim, max_norm=2.0)
 
 
 @broken("check_purity", only=True)
 class CountsItsCalls(GPT):
-    """A buffer that is saved counts the forwards, in eval mode too."""
+    """A saved buffer counts the forward passes, even in eval mode."""
 
     def add_parts(self, dim):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
@@ -1289,7 +1409,7 @@ class CountsItsCalls(GPT):
 
 @broken("check_purity", GPT, "scores", only=True)
 def gradients_left_off(self, x):
-    """Eval mode switches gradients off and never on again."""
+    """A forward in eval mode disables gradients and leaves them disabled."""
     scores = GPT.scores(self, x)
     torch.set_grad_enabled(torch.is_grad_enabled() and self.training)
     return scores
@@ -1297,14 +1417,14 @@ def gradients_left_off(self, x):
 
 @broken("check_purity", GPT, "scores", only=True)
 def training_ended(self, x):
-    """A forward in train mode switches to eval mode: no more dropout."""
+    """A forward in train mode switches to eval mode, which ends dropout."""
     self.eval()
     return GPT.scores(self, x)
 
 
 @broken("check_purity", GPT, "token_vectors", only=True)
 def words_dropped_in_place(self, tokens):
-    """Train mode drops a tenth of the ids in the caller's own tensor."""
+    """Train mode sets a tenth of the ids to 0 in the caller's own tensor."""
     if self.training:
         tokens[torch.rand(tokens.shape) < 0.1] = 0
     return GPT.token_vectors(self, tokens)
@@ -1312,7 +1432,7 @@ def words_dropped_in_place(self, tokens):
 
 @broken("check_purity", GPT, "body", only=True)
 def seeds_in_training(self, x, mask):
-    """Train mode seeds the global generator: each step drops the same."""
+    """Train mode sets a fixed seed, so that each step drops the same units."""
     if self.training:
         torch.manual_seed(0)
     return GPT.body(self, x, mask)
@@ -1323,49 +1443,49 @@ def seeds_in_training(self, x, mask):
 
 @broken("check_normalised", GPT, "scores", outputs="log_probs", only=True)
 def floored_probabilities(self, x):
-    """A floor is added to the probabilities: they sum to more than one."""
+    """A floor is added to each probability, so their sum exceeds one."""
     return (GPT.scores(self, x).softmax(-1) + 1e-3).log()
 
 
 @broken("check_initial_loss", GPT, "add_parts", only=True)
 def loud_head(self, dim):
-    """The head has a deviation of 2: a fresh model is sure of nonsense."""
+    """The head's weights start with a deviation of 2, which is too large."""
     nn.init.normal_(self.head.weight, std=2.0)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_shifted_twice(self, logits, targets):
-    """It learns the token after the next. (huggingface/transformers#37830)"""
+    """The loss predicts two tokens ahead. (huggingface/transformers#37830)"""
     return TrainableGPT.loss(self, logits[:, :-2], targets[:, 2:])
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_summed(self, logits, targets):
-    """The loss is a sum over the tokens, not their mean."""
+    """The loss is the sum over the tokens instead of the mean."""
     return cross_entropy(logits, targets, reduction="sum")
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_skips_id_zero(self, logits, targets):
-    """Id 0 is a token like any other, and the loss ignores it."""
+    """The loss ignores targets of id 0, which is an ordinary token."""
     return cross_entropy(logits, targets, ignore_index=0)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_over_padding(self, logits, targets):
-    """The mean is over all targets, the ignored ones included."""
+    """The loss is divided by the count of all targets, ignored or not."""
     return loss_summed(self, logits, targets) / targets.numel()
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_of_twice_softmaxed(self, logits, targets):
-    """Probabilities go into a loss that expects scores."""
+    """The loss gets probabilities instead of scores, so softmax runs twice."""
     return TrainableGPT.loss(self, logits.softmax(-1), targets)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_of_whole_tiles(self, logits, targets):
-    """A kernel takes targets by eights, and those left over have no loss."""
+    """A loss kernel takes targets in groups of 8 and drops the remainder."""
     size = max(targets.numel() // 8 * 8, 1)
     return F.cross_entropy(
         logits.flatten(0, 1)[:size], targets.flatten()[:size]
@@ -1374,20 +1494,20 @@ def loss_of_whole_tiles(self, logits, targets):
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_smoothed(self, logits, targets):
-    """Labels are smoothed in eval mode, too: no perplexity follows from it."""
+    """Labels are smoothed even in eval mode, so perplexity is undefined."""
     return cross_entropy(logits, targets, label_smoothing=0.1)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_by_rows(self, logits, targets):
-    """Each row's mean counts the same, however many targets it has."""
+    """Each row's mean counts equally, even if some rows have fewer targets."""
     rows = zip(logits, targets, strict=True)
     return torch.stack([F.cross_entropy(*row) for row in rows]).mean()
 
 
 @broken("check_loss", only=True)
 class LossBeforeTheCap(TrainableGPT):
-    """The loss is that of the scores before their soft cap."""
+    """The loss uses the scores before the soft cap is applied to them."""
 
     def scores(self, x):
         self.raw = super().scores(x)
@@ -1399,13 +1519,13 @@ class LossBeforeTheCap(TrainableGPT):
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_without_graph(self, logits, targets):
-    """The loss is made anew from its number: no gradient comes back."""
+    """The loss is a new tensor that has the right value but no gradient."""
     return torch.tensor(TrainableGPT.loss(self, logits, targets).item())
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_learns_the_sum(self, logits, targets):
-    """A fused loss returns the mean and the gradient of the sum."""
+    """A loss has the value of the mean, but the gradient of the sum."""
     total = loss_summed(self, logits, targets)
     mean = TrainableGPT.loss(self, logits, targets)
     return mean.detach() + total - total.detach()
@@ -1413,32 +1533,33 @@ def loss_learns_the_sum(self, logits, targets):
 
 @broken("check_loss", Fused, "gradient", only=True)
 def fused_learns_the_sum(self, logits, targets):
-    """A fused loss without scores is the mean, its gradient the sum's."""
+    """A fused loss without scores is a mean with the gradient of a sum."""
     mean = Fused.gradient(self, logits, targets)
     return mean * (targets != -100).sum()
 
 
 @broken("check_loss", Fused, "gradient", only=True)
 def fused_learns_other_targets(self, logits, targets):
-    """The gradient that a fused loss keeps is that of targets moved by one."""
+    """A fused loss without scores has the gradient for shifted targets."""
     return Fused.gradient(self, logits, targets.roll(1))
 
 
 @broken("check_loss", FusedWithZLoss, "gradient")
 def fused_twice_in_training(self, logits, targets):
-    """In train mode, next to a z-loss, a fused gradient is twice as large."""
+    """In train mode, a fused loss with a z-loss doubles its gradient."""
     return (1 + self.training) * Fused.gradient(self, logits, targets)
 
 
 @broken("check_gradients", Fused, "scaled", only=True)
 def incoming_ignored(self, gradient, incoming):
-    """A fused loss's backward pass ignores the incoming gradient."""
+    """The backward pass of a fused loss ignores the incoming gradient."""
     return gradient
 
 
 @broken("check_gradients", only=True)
 class IncomingIgnoredWithScores(Fused):
-    """The same, and the scores come back with the loss."""
+    """The backward pass of a fused loss, returned with scores, ignores the
+    incoming gradient."""
 
     with_scores = True
 
@@ -1448,19 +1569,19 @@ class IncomingIgnoredWithScores(Fused):
 
 @broken("check_gradients", Fused, "scaled", only=True)
 def sign_of_incoming(self, gradient, incoming):
-    """In train mode a fused loss reads only the incoming gradient's sign."""
+    """In train mode a fused loss uses just the incoming gradient's sign."""
     return gradient * (incoming.sign() if self.training else incoming)
 
 
 @broken("check_loss", TrainableGPT, "loss", vocab_size=600, only=True)
 def last_id_ignored(self, logits, targets):
-    """The loss ignores the last id, which ends a text: none learns to end."""
+    """The loss ignores the last id: the model never learns to end a text."""
     return cross_entropy(logits[:, :-1], targets[:, 1:], ignore_index=599)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def targets_overwritten(self, logits, targets):
-    """Negative targets become -100 in the caller's own tensor."""
+    """Negative targets are set to -100 in the caller's own tensor."""
     return TrainableGPT.loss(
         self, logits, targets.masked_fill_(targets < 0, -100)
     )
@@ -1468,7 +1589,7 @@ def targets_overwritten(self, logits, targets):
 
 @broken("check_loss", TrainableGPT, "forward", only=True)
 def targets_in_scores(self, tokens, targets=None):
-    """A little of the targets' embedding gets into the scores."""
+    """A tenth of the targets' one-hot vectors is added to the scores."""
     logits, _ = TrainableGPT.forward(self, tokens)
     if targets is None:
         return logits, None
@@ -1481,7 +1602,7 @@ def targets_in_scores(self, tokens, targets=None):
 
 @broken("check_gradient_flow", only=True)
 class BothFactorsZero(OneFactorZero):
-    """An adapter of two factors at 0: neither ever gets a gradient."""
+    """Both factors of an adapter start at 0, so neither gets a gradient."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -1490,13 +1611,13 @@ class BothFactorsZero(OneFactorZero):
 
 @broken("check_gradient_flow", GPT, "add_parts", only=True)
 def orphan_layer(self, dim):
-    """A layer is built and never called."""
+    """A layer is created but never called."""
     self.extra = nn.Linear(dim, dim)
 
 
 @broken("check_gradient_flow")
 class DeadUnits(MLP):
-    """The bias starts so low that no unit ever passes the ReLU."""
+    """The bias starts so low that the ReLU returns 0 for every unit."""
 
     def add_parts(self, dim):
         nn.init.constant_(self.up.bias, -50.0)
@@ -1507,25 +1628,25 @@ class DeadUnits(MLP):
 
 @broken("check_gradient_flow", GPT, "position_vectors")
 def half_the_table(self, tokens):
-    """Positions stop at 15: the table has 32 rows, and 16 are never read."""
+    """Positions are capped at 15, so 16 of the table's 32 rows are unused."""
     return self.wpe(positions(tokens).clamp(max=15))
 
 
 @broken("check_gradient_flow", GPT, "position_vectors")
 def odd_and_even(self, tokens):
-    """Positions are taken modulo 2, from a table of 32 rows."""
+    """Positions are taken modulo 2: 30 of the table's 32 rows are unused."""
     return self.wpe(positions(tokens) % 2)
 
 
 @broken("check_gradient_flow", BiasByDistance, "distances")
 def distances_of_the_future(self, at):
-    """Distances have the wrong sign: each earlier token is 0 away."""
+    """Distances have the wrong sign, so each earlier token has distance 0."""
     return at - at.unsqueeze(1)
 
 
 @broken("check_gradient_flow", BiasByDistance, "distances")
 def distances_saturated(self, at):
-    """All distances from 3 on share a row of the 32."""
+    """All distances of 3 and more share one of the table's 32 rows."""
     return (at.unsqueeze(1) - at).clamp(max=3)
 
 
@@ -1538,27 +1659,28 @@ def units_cut_off(self, x):
 
 @broken("check_gradient_flow", Attention, "merge", only=True)
 def one_head_of_two(self, x):
-    """What the second head puts out is multiplied by 0."""
+    """The output of the second head is multiplied by 0."""
     heads = torch.arange(self.heads, device=x.device).view(-1, 1, 1)
     return Attention.merge(self, x * (heads < 1))
 
 
 @broken("check_gradient_flow", MLP, "add_parts", only=True)
 def both_layers_zero(self, dim):
-    """Both matrices of the MLP start at 0, its first bias as well."""
+    """Both matrices of the MLP and the bias of the first layer start at 0."""
     for tensor in (self.up.weight, self.up.bias, self.down.weight):
         nn.init.zeros_(tensor)
 
 
 @broken("check_gradient_flow", Attention, "add_parts", only=True)
 def queries_and_keys_zero(self, dim):
-    """Queries and keys start at 0, both, in one matrix with the values."""
+    """In the matrix of queries, keys and values, the rows of queries and keys
+    start at 0."""
     nn.init.zeros_(self.qkv.weight[: 2 * dim])
     nn.init.zeros_(self.qkv.bias[: 2 * dim])
 
 
 class OneExpert(Mixer):
-    """Each token goes to the best of three experts."""
+    """Each token goes to one of three experts, whose output is weighted."""
 
     part = "mlp"
 
@@ -1578,19 +1700,19 @@ class OneExpert(Mixer):
 
 @broken("check_gradient_flow", OneExpert, "weight")
 def weight_divided_by_itself(self, p):
-    """With one expert for each token its weight is divided by itself."""
+    """Each token has one expert, and dividing its weight by itself gives 1."""
     return p / (p.sum(-1, keepdim=True) + 1e-20)
 
 
 @broken("check_gradient_flow", OneExpert, "weight")
 def weight_nearly_one(self, p):
-    """The same, and the sum has an eps that leaves 1e-9 of the gradient."""
+    """Each token has one expert; its weight is divided by itself + 1e-9."""
     return p / (p.sum(-1, keepdim=True) + 1e-9)
 
 
 @broken("check_gradient_flow", only=True)
 class KeysOfOneToken(Mixer):
-    """All keys are those of the first token: softmax ignores both factors."""
+    """All keys are the first token's, so softmax cancels queries and keys."""
 
     def make_parts(self, dim):
         self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in "qkv")
@@ -1602,7 +1724,7 @@ class KeysOfOneToken(Mixer):
 
 
 class Skips(GPT):
-    """Two skips from the embeddings, each with a weight of its own."""
+    """Two skip connections come from the embeddings, each with a weight."""
 
     def add_parts(self, dim):
         self.skip = nn.Parameter(torch.ones(2))
@@ -1617,13 +1739,13 @@ class Skips(GPT):
 
 @broken("check_gradient_flow", Skips, "weight", only=True)
 def first_skip_twice(self, number):
-    """Of two weights of skips the second is never read."""
+    """Both skips use the first skip's weight; the second is never read."""
     return self.skip[0]
 
 
 @broken("check_gradient_flow", only=True)
 class PairsOfSkips(Skips):
-    """A table of two skips for each of three layers: one is never read."""
+    """A table has two skip weights per layer; one of them is never read."""
 
     def add_parts(self, dim):
         self.skip = nn.Parameter(torch.ones(3, 2))
@@ -1638,7 +1760,7 @@ class PairsOfSkips(Skips):
 
 @broken("check_gradient_flow", GPT, "scores", only=True)
 def gain_cut_short(self, x):
-    """The last norm's gain is read but for its last entry."""
+    """The last entry of the last norm's gain is never read; 1 replaces it."""
     gain = torch.cat([self.ln.weight[:-1], torch.ones_like(x[0, 0, :1])])
     x = F.layer_norm(x, x.shape[-1:], gain, self.ln.bias)
     return self.head(x)
@@ -1649,7 +1771,7 @@ def gain_cut_short(self, x):
 
 @broken("check_state_dict")
 class BiasOfTrainingNotSaved(GPT):
-    """Each forward in train mode moves a bias that state_dict leaves out."""
+    """Each forward in train mode changes a bias that state_dict lacks."""
 
     saved = False
 
@@ -1659,14 +1781,14 @@ class BiasOfTrainingNotSaved(GPT):
 
     def scores(self, x):
         found = super().scores(x + self.bias)
-        if self.training:  # for the next forward
+        if self.training:  # changes a buffer that the next forward reads
             self.bias = self.bias + 0.1 * x.detach().mean((0, 1)).sign()
         return found
 
 
 @broken("check_state_dict")
 class AverageOfTrainingNotSaved(BiasOfTrainingNotSaved):
-    """The mean that eval mode takes out is an average that is not saved."""
+    """Eval mode subtracts a running mean that is not saved."""
 
     def scores(self, x):
         if self.training:
@@ -1677,7 +1799,7 @@ class AverageOfTrainingNotSaved(BiasOfTrainingNotSaved):
 
 @broken("check_state_dict", only=True)
 class BufferNotSaved(GPT):
-    """A random projection is not saved: a reloaded model draws another."""
+    """A random projection is not saved: a reloaded model has another one."""
 
     def add_parts(self, dim):
         random = torch.randn(dim, dim) / 4
@@ -1689,7 +1811,7 @@ class BufferNotSaved(GPT):
 
 @broken("check_state_dict", only=True)
 class MergedForGood(GPT):
-    """The last norm's gain is merged into the head in an evaluation."""
+    """The first evaluation merges the norm's gain into the head for good."""
 
     merged = None
 
@@ -1708,7 +1830,8 @@ class MergedForGood(GPT):
 
 @broken("check_state_dict", only=True)
 class MergedUntilLoaded(MergedForGood):
-    """Merged in an evaluation, and anew when weights are loaded alone."""
+    """The first evaluation merges the gain into the head; only loading weights
+    merges it again."""
 
     def add_parts(self, dim):
         self.register_load_state_dict_post_hook(lambda self, _: self.merge())
@@ -1716,7 +1839,8 @@ class MergedUntilLoaded(MergedForGood):
 
 @broken("check_state_dict", only=True)
 class MergedUntilTrained(MergedForGood):
-    """Merged in an evaluation, and forgotten in train mode alone."""
+    """The first evaluation merges the gain into the head; only train()
+    discards the merge."""
 
     def train(self, mode=True):
         self.merged = None
@@ -1725,8 +1849,8 @@ class MergedUntilTrained(MergedForGood):
 
 @broken("check_state_dict", only=True)
 class AdapterMergedTwice(GPT):
-    """An adapter is added to the head's weight in eval mode and taken off in
-    train mode: what is saved after an evaluation has it twice when loaded."""
+    """Eval mode merges an adapter into the head; a model that loads its
+    checkpoint merges it again."""
 
     def add_parts(self, dim):
         self.into = nn.Parameter(torch.randn(VOCAB, 2) / 4)
@@ -1749,7 +1873,7 @@ class AdapterMergedTwice(GPT):
 
 @broken("check_dtype", only=True)
 class TableNotRegistered(GPT):
-    """A table of sines is no buffer: .double() and .to() pass it by."""
+    """A table of sines is not a buffer, so .double() and .to() miss it."""
 
     def add_parts(self, dim):
         self.sines = angles(torch.arange(BLOCK), dim).sin()
@@ -1760,7 +1884,8 @@ class TableNotRegistered(GPT):
 
 @broken("check_dtype", only=True)
 class MaskLeftBehind(GPT):
-    """A boolean table is no buffer, and a value is read before it is met."""
+    """A boolean table is not a buffer, and the line before its use reads a
+    value from a tensor."""
 
     def add_parts(self, dim):
         self.shown = torch.ones(BLOCK).bool()
@@ -1774,39 +1899,40 @@ class MaskLeftBehind(GPT):
 
 @broken("check_dtype", GPT, "scores", only=True)
 def double_narrowed(self, x):
-    """Scores in float64 are taken for a mistake and cast to float32."""
+    """Scores that are in float64 are always cast to float32."""
     scores = GPT.scores(self, x)
     return scores.float() if scores.dtype == torch.float64 else scores
 
 
 @broken("check_dtype", GPT, "scores", only=True)
 def always_short(self, x):
-    """The scores are cast to bfloat16, whatever the model's type is."""
+    """The scores are always cast to bfloat16, even if the model is wider."""
     return GPT.scores(self, x).bfloat16()
 
 
 @broken("check_dtype", GPT, "position_vectors", only=True)
 def made_on_the_cpu(self, tokens):
-    """Positions stay on the CPU. (Let's build GPT, cell 82)"""
+    """Positions are always made on the CPU. (Let's build GPT, cell 82)"""
     at = torch.arange(tokens.size(1)).to(self.wpe.weight.dtype)
     return self.wpe.weight[: tokens.size(1)] + at.view(-1, 1) / BLOCK
 
 
 @broken("check_dtype", Attention, "hide", only=True)
 def mask_of_a_billion(self, scores, mask):
-    """The mask is -1e9, a number that float16 does not have."""
+    """The mask adds -1e9, which float16 cannot represent."""
     return scores.masked_fill(~mask, -1e9)
 
 
 @broken("check_dtype", NoPositions, "position_vectors", block_size=300)
 def positions_in_the_models_dtype(self, tokens):
-    """In bfloat16 257 is 256. (huggingface/transformers#29285)"""
+    """Positions have the model's dtype: in bfloat16, 257 is 256.
+    (huggingface/transformers#29285)"""
     at = positions(tokens).to(self.wte.weight)
     return angles(at, DIM).sin().to(at)
 
 
 class Double(GPT):
-    """Built in float64."""
+    """A GPT that is built in float64."""
 
     def __init__(self, **parts):
         super().__init__(**parts)
@@ -1815,31 +1941,32 @@ class Double(GPT):
 
 @broken("check_dtype")
 class HalfInDouble(Double):
-    """Built in float64, and its last norm is computed in float16."""
+    """The model is built in float64, but computes its last norm in float16."""
 
     def scores(self, x):
         x = F.layer_norm(x.half(), (DIM,)).to(x.dtype)
         return self.head(x * self.ln.weight + self.ln.bias)
 
 
-# --- Lengths and ids outside ------------------------------------------------
+# --- Lengths and ids out of range -------------------------------------------
 
 
 @broken("check_length_limit", GPT, "forward", only=True)
 def truncated_silently(self, tokens):
-    """What is too long is cut to its end, without a word."""
+    """A text that is too long is cut to its last tokens, without an error."""
     return GPT.forward(self, tokens[:, -self.block_size :])
 
 
 @broken("check_length_limit", Unlimited, "position_vectors", only=True)
 def positions_clamped(self, tokens):
-    """All positions past the last one share it."""
+    """Positions beyond the table all get the vector of its last position."""
     return self.wpe(positions(tokens).clamp(max=self.block_size - 1))
 
 
 @broken("check_length_limit", only=True)
 class LimitNotMeant(NoPositions, Unlimited):
-    """Declares a limit as a LanguageModel, and answers more tokens."""
+    """The model declares a limit, as LanguageModel requires, but takes longer
+    texts."""
 
     def log_probs(self, tokens):
         return self(tokens).log_softmax(-1)
@@ -1850,31 +1977,31 @@ class LimitNotMeant(NoPositions, Unlimited):
 
 @broken("check_vocabulary", GPT, "token_vectors", only=True)
 def ids_wrapped(self, tokens):
-    """Ids are taken modulo the vocabulary."""
+    """Ids are taken modulo the size of the vocabulary."""
     return GPT.token_vectors(self, tokens % VOCAB)
 
 
 @broken("check_vocabulary", GPT, "add_parts", only=True)
 def rows_to_spare(self, dim):
-    """The table is ten times too long: ids outside read untrained rows."""
+    """The token table is ten times too long: invalid ids read spare rows."""
     self.wte = nn.Embedding(10 * VOCAB, dim)
 
 
 @broken("check_vocabulary", GPT, "token_vectors", only=True)
 def negative_ids_index(self, tokens):
-    """Plain indexing takes id -1 for the last row."""
+    """Plain indexing reads id -1 as the last row of the token table."""
     return self.wte.weight[tokens]
 
 
 @broken("check_vocabulary", GPT, "scores", only=True)
 def head_cut_short(self, x):
-    """The last two scores are always 0: no training tells them apart."""
+    """The last two scores are always 0, and training cannot change that."""
     return F.pad(GPT.scores(self, x)[..., :-2], (0, 2))
 
 
 @broken("check_vocabulary", GPT, "token_vectors", only=True)
 def one_row_for_two(self, tokens):
-    """The last id is read as the one before it: its own row is never read."""
+    """The last id reads the row before its own, and its own row is unused."""
     last = tokens == VOCAB - 1
     return GPT.token_vectors(self, tokens - last.long())
 
@@ -1884,7 +2011,7 @@ def one_row_for_two(self, tokens):
 
 @broken("check_cache", Past, "join", block_size=64)
 def evicted_at_48(self, old_k, old_v, k, v):
-    """Keys and values of all but the last 48 tokens are set to 0."""
+    """The cache sets keys and values to 0 for all but the last 48 tokens."""
     pair = Past.join(self, old_k, old_v, k, v)
     for kept in pair:
         kept[..., :-48, :] = 0
@@ -1893,7 +2020,7 @@ def evicted_at_48(self, old_k, old_v, k, v):
 
 @broken("check_cache", DoubledRoom, "larger", block_size=64)
 def doubled_twice(self, room, size):
-    """Room that doubles again keeps no more than the first room had."""
+    """Whenever the cache grows, it keeps only its first eight positions."""
     bigger = DoubledRoom.larger(self, room, size)
     bigger[..., self.first :, :] = 0
     return bigger
@@ -1901,7 +2028,7 @@ def doubled_twice(self, room, size):
 
 @broken("check_cache", Past, "join", block_size=64)
 def piece_across_the_edge(self, old_k, old_v, k, v):
-    """A piece that crosses the 32nd position is put in turned by one."""
+    """If a piece crosses position 32, its keys are stored in rotated order."""
     start = old_k.size(-2)
     if start < 32 < start + k.size(-2):
         k = k.roll(1, -2)
@@ -1910,7 +2037,7 @@ def piece_across_the_edge(self, old_k, old_v, k, v):
 
 @broken("check_cache")
 class ScoresByPrefix(CachedGPT):
-    """A decoder keeps scores by the first eight tokens of a text."""
+    """Decoding reuses scores of texts with the same first eight tokens."""
 
     def decode(self, tokens, cache):
         before = getattr(cache, "seen", tokens[:, :0])
@@ -1926,26 +2053,26 @@ class ScoresByPrefix(CachedGPT):
 
 @broken("check_cache", CacheInTheCall, "past_positions", only=True)
 def positions_restart_in_the_call(self, tokens, past):
-    """With past_key_values each piece starts at position 0 again."""
+    """If past_key_values are given, each piece starts at position 0 again."""
     return positions(tokens)
 
 
 @broken("check_cache", CacheInside, "past_mask", only=True)
 def piece_sees_itself_only(self, past, size):
-    """Told where the tokens start, several see each other, all of them."""
+    """In a later piece, given by start_pos, all tokens see each other."""
     mask = CacheInside.past_mask(self, past, size)
     return mask if past == 0 else mask | True
 
 
 @broken("check_cache", CacheWithMask, "hide", only=True)
 def padding_seen_by_new_tokens(self, mask, shown):
-    """A token that is decoded alone sees the padding of shorter rows."""
+    """A single new token sees the padding of the shorter rows."""
     return mask if len(mask) == 1 else CacheWithMask.hide(self, mask, shown)
 
 
 @broken("check_cache", CachedGPT, "decode", only=True)
 def cache_past_the_end(self, tokens, cache):
-    """With a cache the text goes on past block_size, at the last position."""
+    """If a cache is full, new tokens all get the last position."""
     more = cache.length + tokens.size(1) - self.block_size
     if cache.length and more > 0:
         cache.length -= more
@@ -1956,7 +2083,8 @@ def cache_past_the_end(self, tokens, cache):
 
 @broken("check_cache", only=True)
 class PromptOfTheFirstRow(CachedGPT):
-    """A prompt's keys stay for the next whose first row is the same."""
+    """The keys of a prompt are reused for the next prompt if the first rows
+    are equal."""
 
     kept = None, None, None
 
@@ -1973,7 +2101,7 @@ class PromptOfTheFirstRow(CachedGPT):
 
 @broken("check_cache", CachedGPT, "past_positions", only=True)
 def cache_positions_restart(self, tokens, past):
-    """Positions start from 0 in every piece."""
+    """With a cache, each piece starts at position 0 again."""
     return positions(tokens)
 
 
@@ -1985,13 +2113,13 @@ def cache_mask_top_left(self, past, size):
 
 @broken("check_cache", CachedGPT, "past_mask", only=True)
 def cache_mask_missing(self, past, size):
-    """Pieces are decoded without a mask: right for single tokens."""
+    """With a cache there is no mask, which is right only for single tokens."""
     return torch.ones_like(CachedGPT.past_mask(self, past, size))
 
 
 @broken("check_cache", CachedGPT, "decode", only=True)
 def single_positions_stay(self, tokens, cache):
-    """decode takes one token at a time, whose position never moves."""
+    """The method decode takes single tokens, all at position 0."""
     if tokens.size(1) != 1:
         raise RuntimeError("one token at a time")
     table = self.wpe.weight
@@ -2001,7 +2129,8 @@ def single_positions_stay(self, tokens, cache):
 
 @broken("check_cache", only=True)
 class SingleTurnsRows(CacheInTheCall):
-    """Its call takes one token with a cache, and turns the rows each time."""
+    """With a cache, the model takes one token, and reverses the order of the
+    cached rows."""
 
     class cache(Past):
         def join(self, old_k, old_v, k, v):
@@ -2015,7 +2144,8 @@ class SingleTurnsRows(CacheInTheCall):
 
 @broken("check_cache", only=True)
 class SinglePutsInFront(CacheInside):
-    """Told where it is, a call takes one token, put before the old ones."""
+    """Given a position, the model takes one token, and puts its value before
+    the older values."""
 
     class cache(Past):
         def extend(self, attention, k, v):
@@ -2033,7 +2163,7 @@ class SinglePutsInFront(CacheInside):
 
 @contextmanager
 def swapped(module, weight):
-    """Let a module have another weight for a while."""
+    """Replace a module's weight in a `with` block; restore it afterwards."""
     own, module.weight = module.weight, nn.Parameter(weight)
     yield
     module.weight = own
@@ -2041,7 +2171,7 @@ def swapped(module, weight):
 
 @broken("check_cache", Resettable, "reset_caches", only=True)
 def reset_keeps_position(self):
-    """reset_caches() clears the numbers, and the position goes on."""
+    """The method reset_caches() clears the keys, but not the position."""
     self.past.kept = {
         attention: [kept * 0 for kept in pair]
         for attention, pair in self.past.kept.items()
@@ -2050,7 +2180,8 @@ def reset_keeps_position(self):
 
 @broken("check_cache", Resettable, "reset_caches", only=True)
 def reset_to_first_token(self):
-    """reset_caches() keeps the first token, as if each text began so."""
+    """The method reset_caches() keeps the first token, so each later text
+    begins with it."""
     past = self.past
     past.length = min(past.length, 1)
     past.kept = {a: [x[..., :1, :] for x in p] for a, p in past.kept.items()}
@@ -2058,7 +2189,7 @@ def reset_to_first_token(self):
 
 @broken("check_cache", only=True)
 class CacheResetsNothing(CachedGPT):
-    """The cache's own reset() clears its numbers, and keeps its length."""
+    """The cache's reset() sets keys and values to 0, but keeps its length."""
 
     class cache(Past):
         def reset(self):
@@ -2068,7 +2199,8 @@ class CacheResetsNothing(CachedGPT):
 
 @broken("check_cache", only=True)
 class KeptNormedAgain(CachedGPT):
-    """Kept keys have their gain of ones a second time. (DeepSeek's latents)"""
+    """A gain, which starts at ones, is applied twice to cached keys.
+    (DeepSeek's latents)"""
 
     class mixer(Attention):
         def add_parts(self, dim):
@@ -2085,7 +2217,7 @@ class KeptNormedAgain(CachedGPT):
 
 @broken("check_cache", CachedGPT, "decode", only=True)
 def last_gain_left_out(self, tokens, cache):
-    """A decoder norms its last vectors without their gain, which is ones."""
+    """Decoding omits the gain of the last norm, which starts at ones."""
     ones = torch.ones_like(self.ln.weight)
     with swapped(self.ln, ones):
         return CachedGPT.decode(self, tokens, cache)
@@ -2093,7 +2225,7 @@ def last_gain_left_out(self, tokens, cache):
 
 @broken("check_cache", only=True)
 class ScaleOfDecodingForgotten(CachedGPT):
-    """A scale of the scores, which starts as 1, is not in its decoder."""
+    """Decoding omits a scale of the scores, which starts at 1."""
 
     def add_parts(self, dim):
         self.scale = nn.Parameter(torch.ones(1))
@@ -2104,13 +2236,13 @@ class ScaleOfDecodingForgotten(CachedGPT):
 
 @broken("check_cache", Past, "join", only=True)
 def cache_prepended(self, old_k, old_v, k, v):
-    """New keys are put in front, where the mask expects old ones."""
+    """New keys are stored first, but the mask expects them to be last."""
     return torch.cat([k, old_k], -2), torch.cat([v, old_v], -2)
 
 
 @broken("check_cache", only=True)
 class CacheForgets(CachedGPT):
-    """The cache holds 16 tokens, the model 32."""
+    """The cache holds 16 tokens, but the model can see 32."""
 
     class cache(Past):
         def extend(self, attention, k, v):
@@ -2124,13 +2256,13 @@ class CacheForgets(CachedGPT):
 
 @broken("check_cache", CachedGPT, "init_cache", only=True)
 def cache_shared(self, batch):
-    """The cache is made once: a second text continues the first."""
+    """All texts share one cache, so a second text continues the first."""
     return self.__dict__.setdefault("past", Past())
 
 
 @broken("check_cache", CachedGPT, "init_cache", only=True)
 def one_cache_for_all(self, batch):
-    """One cache is emptied for each new text: two texts at once share it."""
+    """All texts share one cache, which each new text empties."""
     past = self.__dict__.setdefault("past", Past())
     past.length, past.kept = 0, {}
     return past
@@ -2138,18 +2270,18 @@ def one_cache_for_all(self, batch):
 
 @broken("check_cache", Past, "extend", only=True)
 def cache_keeps_first_row(self, attention, k, v):
-    """The cache is made for one row and broadcast to the others."""
+    """The cache keeps only the first row and broadcasts it to the others."""
     rows = len(k)
     k, v = Past.extend(self, attention, k[:1], v[:1])
     return k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)
 
 
-# --- Seen in training alone -------------------------------------------------
+# --- Visible only in training -----------------------------------------------
 
 
 @broken("check_gradients", Block, "forward", only=True)
 def recomputed_with_another_mask(self, x, mask):
-    """A checkpointed block runs again with another dropout mask."""
+    """The backward pass recomputes a block with another dropout mask."""
 
     def run(x):
         return Block.forward(self, F.dropout(x, 0.5, self.training), mask)
@@ -2159,7 +2291,7 @@ def recomputed_with_another_mask(self, x, mask):
 
 @broken("check_gradients", GPT, "token_vectors", only=True)
 def one_gradient_an_id(self, tokens):
-    """An id that occurs twice gets the gradient of one place only."""
+    """If an id occurs twice, only one of the two gives a gradient."""
     ids, x = tokens.flatten(), self.wte(tokens)
     again = (ids.unsqueeze(1) == ids).triu(1).any(1).view(*tokens.shape, 1)
     return torch.where(again, x.detach(), x)
@@ -2167,7 +2299,7 @@ def one_gradient_an_id(self, tokens):
 
 @broken("check_gradients", only=True)
 class TiedAtOneEnd(GPT):
-    """The head is the token table, which learns from that end alone."""
+    """The token table is also the head, but learns only through the head."""
 
     def add_parts(self, dim):
         nn.init.normal_(self.wte.weight, std=0.2)
@@ -2179,7 +2311,7 @@ class TiedAtOneEnd(GPT):
 
 @broken("check_gradients", MLP, "forward", only=True)
 def gelu_by_hand(self, x):
-    """The activation's backward is that of another activation."""
+    """A GELU has the backward pass of another activation, SiLU."""
     up = self.up(x)
     silu = F.silu(up)
     return self.down(F.gelu(up).detach() + silu - silu.detach())
@@ -2191,7 +2323,7 @@ class OneHead(Attention):
 
 @broken("check_signal", only=True)
 class TimesTheRoot(GPT):
-    """Scores are multiplied by the root: each position attends to one."""
+    """Scores are multiplied by the root of the width, not divided by it."""
 
     class mixer(OneHead):
         def scores(self, q, k):
@@ -2203,7 +2335,8 @@ class TimesTheRoot(GPT):
 
 @broken("check_signal")
 class TimesTheRootBefore(TimesTheRoot):
-    """Queries are multiplied by the root, and then cut into heads."""
+    """A factor of queries and keys, before heads are split, multiplies scores
+    by the root of the width."""
 
     class mixer(OneHead):
         def split(self, x):
@@ -2215,7 +2348,7 @@ class TimesTheRootBefore(TimesTheRoot):
 
 @broken("check_signal")
 class TimesTheRootFused(TimesTheRoot):
-    """The root of the head's width is the scale of the fused kernel."""
+    """The fused kernel multiplies scores by the root of the head's width."""
 
     class mixer(TimesTheRoot.mixer):
         def attend(self, q, k, v, mask):
@@ -2231,7 +2364,7 @@ class Forgets(nn.LayerNorm):
 
 @broken("check_signal", only=True)
 class NormForgets(GPT):
-    """One norm returns its weight and bias, whatever comes in."""
+    """One norm ignores its input and returns its weight plus its bias."""
 
     def add_parts(self, dim):
         self.blocks[0].norm_2 = Forgets(dim)
@@ -2239,7 +2372,7 @@ class NormForgets(GPT):
 
 @broken("check_entropy_bound", only=True)
 class MaskOpensWithTraining(GPT):
-    """Once the head's bias has moved, the next token is let in."""
+    """Once the head's bias has moved, each position sees the next token."""
 
     def add_parts(self, dim):
         self.register_buffer("start", self.head.bias.detach().clone())

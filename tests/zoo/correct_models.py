@@ -1,7 +1,7 @@
-"""Correct models of many kinds, which no check may accuse.
+"""Correct models of many kinds, each of which must pass all checks.
 
-As in broken_models.py, a method takes the place of the small GPT's own, or a
-class that of a part or of the whole; its docstring says what is unusual.
+A method replaces a method of the small GPT, or a class replaces a part of it
+or the whole GPT. Each docstring says what is unusual about the model.
 """
 
 import copy
@@ -44,7 +44,7 @@ CORRECT = [Model("base", GPT, "The small GPT as it is.")]
 
 
 def correct(*owner, **details):
-    """Put a model that no check may accuse into the list."""
+    """Return a decorator that adds a correct model to the list."""
     return collect(CORRECT, *owner, **details)
 
 
@@ -52,7 +52,7 @@ def correct(*owner, **details):
 
 
 def turned(x, by):
-    """Each position's pairs of numbers, turned by angles."""
+    """Rotate pairs of features at each position by the given angles."""
     cos, sin = by.cos().to(x), by.sin().to(x)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
@@ -60,20 +60,20 @@ def turned(x, by):
 
 @correct(Attention, "attend", whole=NoPositions)
 def rotary(self, q, k, v, mask):
-    """Queries and keys are turned by their position."""
+    """Queries and keys are rotated by angles that depend on the position."""
     by = angles(torch.arange(q.size(-2), device=q.device), q.size(-1) // 2)
     return Attention.attend(self, turned(q, by), turned(k, by), v, mask)
 
 
 @correct(GPT, "embed")
 def embedded_copy(self, tokens):
-    """Ids are copied deeply before they are embedded."""
+    """Ids are deep-copied before they are embedded."""
     return GPT.embed(self, copy.deepcopy(tokens))
 
 
 @correct()
 class TableByLength(NoPositions):
-    """A function's cache keeps a table of positions for each length."""
+    """An lru_cache keeps a table of positions for each length."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -85,16 +85,37 @@ class TableByLength(NoPositions):
         return self.table(tokens.size(1)).to(self.wte.weight)
 
 
+@correct()
+class HaltsByPosition(GPT):
+    """Blocks repeat until all positions have halted; a position that has
+    halted changes no more."""
+
+    def add_parts(self, dim):
+        self.halt = nn.Linear(dim, 1)
+        nn.init.constant_(self.halt.bias, -30.0)
+
+    def body(self, x, mask):
+        done = torch.zeros_like(x[..., :1], dtype=torch.bool)
+        for _ in range(3):
+            halt = self.halt(x)
+            further = super().body(x, mask) + F.pad(halt / 30, (0, DIM - 1))
+            x, done = torch.where(done, x, further), done | (halt > 0)
+            if done.all():
+                break
+        return x
+
+
 @correct(loosely="length_limit")
 class LimitOfTraining(NoPositions, Unlimited):
-    """Declares a length for training; its rotary positions go on."""
+    """The model declares a length for training, but its rotary positions have
+    no limit."""
 
     mixer = type("Rotary", (Attention,), {"attend": rotary})
 
 
 @correct(whole=NoPositions)
 class FilledTable(Attention):
-    """A rotary table that is filled as it is used, and not saved."""
+    """A rotary table is filled when it is needed, and is not saved."""
 
     def add_parts(self, dim):
         self.register_buffer("angles", torch.zeros(BLOCK, 4), persistent=False)
@@ -112,7 +133,7 @@ class FilledTable(Attention):
 
 @correct()
 class OneSegment(GPT):
-    """Adds the vector of a segment, which is the same for all tokens."""
+    """The vector of segment 0 is added to all tokens."""
 
     def add_parts(self, dim):
         self.segments = nn.Embedding(2, dim)
@@ -123,20 +144,20 @@ class OneSegment(GPT):
 
 @correct(Attention, "scores", loosely="signal")
 def cosines(self, q, k):
-    """Queries and keys have length 1, and choose how sharp attention is."""
+    """Queries and keys have length 1; a constant factor scales the scores."""
     return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * 40
 
 
 @correct(Attention, "attend", loosely="signal")
 def cosines_fused(self, q, k, v, mask):
-    """The same in the fused kernel, by its scale."""
+    """Queries and keys have length 1; a fused kernel has a fixed scale."""
     q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
     return F.scaled_dot_product_attention(q, k, v, mask, scale=40.0)
 
 
 @correct(Attention, "hide", whole=NoPositions)
 def alibi(self, scores, mask):
-    """The further back a key, the lower its score."""
+    """A key further back gets a lower score."""
     at = torch.arange(scores.size(-1), device=scores.device)
     slope = 0.5 ** torch.arange(1, 3, device=scores.device).view(2, 1, 1)
     bias = (slope * (at - at.unsqueeze(1))).to(scores.dtype)
@@ -145,7 +166,7 @@ def alibi(self, scores, mask):
 
 @correct()
 class Sinusoidal(NoPositions):
-    """Positions from a buffer of sines and cosines."""
+    """A buffer of sines and cosines holds the positions."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -166,7 +187,8 @@ def positions_in_place(self, tokens):
 
 @correct(loosely="gradient_flow")
 class BehindPadding(Unlimited):
-    """Positions start behind the padding id, as in RoBERTa: two are lost."""
+    """Positions start after the padding id, so the first two rows of the table
+    are unused. (RoBERTa)"""
 
     def add_parts(self, dim):
         self.wpe = nn.Embedding(BLOCK + 2, dim, padding_idx=1)
@@ -178,7 +200,8 @@ class BehindPadding(Unlimited):
 
 @correct(loosely="length_limit")
 class BiasByDistance(NoPositions, Unlimited):
-    """A bias for each distance; the last one is for all that is further."""
+    """Each distance has a bias; all distances beyond the table share the
+    last one."""
 
     furthest = BLOCK - 1
 
@@ -202,14 +225,15 @@ class BiasByDistance(NoPositions, Unlimited):
 
 @correct(loosely="length_limit order_sensitivity")
 class ClippedDistances(BiasByDistance):
-    """One layer, and one bias for all that is 8 positions back or more."""
+    """The model has one layer, where all distances of 8 and more share
+    one bias."""
 
     layers, furthest = 1, 8
 
 
 @correct(loosely="length_limit order_sensitivity gradient_flow")
 class DistancesOfBothSigns(BiasByDistance):
-    """Distances are clipped at 9, in a table that has rows for the future."""
+    """Distances are clipped at 9; the table also has rows for the future."""
 
     furthest = 18
 
@@ -219,7 +243,8 @@ class DistancesOfBothSigns(BiasByDistance):
 
 @correct(loosely="length_limit gradient_flow")
 class Buckets(BiasByDistance):
-    """Far distances share T5's buckets; texts here do not reach the last."""
+    """Large distances share buckets, as in T5; these texts never use the
+    last bucket."""
 
     def distances(self, at):
         far = super().distances(at).clamp(min=1)
@@ -229,7 +254,7 @@ class Buckets(BiasByDistance):
 
 @correct(loosely="gradient_flow")
 class PositionsToSpare(GPT):
-    """Texts to 32 tokens, and parts of 64 positions: added, and scaled by."""
+    """Texts have up to 32 tokens, but two tables have 64 positions."""
 
     def add_parts(self, dim):
         self.wpe = nn.Embedding(2 * BLOCK, dim)
@@ -244,7 +269,7 @@ class PositionsToSpare(GPT):
 
 @correct()
 class GroupedQuery(Attention):
-    """Four heads share two of keys and values, in the fused kernel."""
+    """Four query heads share two key and value heads, in a fused kernel."""
 
     def add_parts(self, dim):
         self.qkv = nn.Linear(dim, 2 * dim)
@@ -262,7 +287,7 @@ class GroupedQuery(Attention):
 
 @correct()
 class SlidingWindow(GPT):
-    """Sees 8 tokens in its one layer, and declares this window."""
+    """The model's one layer sees 8 tokens, and the model declares this."""
 
     layers, window = 1, 8
 
@@ -272,7 +297,8 @@ class SlidingWindow(GPT):
 
 @correct()
 class BlockBehind(GPT):
-    """Sees its block of 8 tokens and the one behind it, in one layer."""
+    """In the model's one layer, a token sees its own block of 8 tokens and
+    the block before."""
 
     layers, window = 1, 8
 
@@ -282,7 +308,7 @@ class BlockBehind(GPT):
 
 @correct()
 class WindowInConfig(GPT):
-    """Two layers of 6 tokens, declared as config.sliding_window."""
+    """Both layers see 6 tokens, as config.sliding_window declares."""
 
     config = SimpleNamespace(
         sliding_window=6, vocab_size=VOCAB, block_size=BLOCK
@@ -294,13 +320,14 @@ class WindowInConfig(GPT):
 
 @correct(Attention, "hide")
 def finite_mask(self, scores, mask):
-    """The mask adds the lowest finite number, as several libraries do."""
+    """The mask fills in the lowest finite number, as some libraries do."""
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 
 @correct(Attention, "attend")
 def linear_attention(self, q, k, v, mask):
-    """No softmax: a running sum of keys and values, and its normaliser."""
+    """Without softmax, attention is a running sum of keys and values, divided
+    by a running sum of keys."""
     q, k = F.elu(q) + 1, F.elu(k) + 1
     state = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(-3)
     top = (q.unsqueeze(-2) @ state).squeeze(-2)
@@ -309,19 +336,19 @@ def linear_attention(self, q, k, v, mask):
 
 @correct(Attention, "weights", double=False)
 def softmax_in_single(self, scores, mask):
-    """The softmax is computed in float32, whatever the model is in."""
+    """The softmax is always in float32, even if the model is not."""
     return self.hide(scores, mask).float().softmax(-1).to(scores.dtype)
 
 
 @correct(Attention, "weights", double=False)
 def softmax_in_bfloat16(self, scores, mask):
-    """The softmax is computed in bfloat16."""
+    """The softmax is always computed in bfloat16."""
     return self.hide(scores, mask).bfloat16().softmax(-1).to(scores.dtype)
 
 
 @correct(Attention, "weights")
 def softmax_by_hand(self, scores, mask):
-    """A softmax by hand, with the largest score subtracted."""
+    """A hand-written softmax first subtracts the largest score."""
     scores = self.hide(scores, mask)
     shares = (scores - scores.amax(-1, keepdim=True)).exp()
     return shares / shares.sum(-1, keepdim=True)
@@ -329,7 +356,7 @@ def softmax_by_hand(self, scores, mask):
 
 @correct(Attention, "attend", deep=True)
 def top_keys(self, q, k, v, mask):
-    """Each query sees only the two keys that fit it best."""
+    """Each query sees only the two keys with the highest scores."""
     scores = self.hide(self.scores(q, k), mask)
     least = scores.topk(min(2, scores.size(-1)), -1).values[..., -1:]
     return self.hide(scores, scores >= least).softmax(-1) @ v
@@ -337,7 +364,7 @@ def top_keys(self, q, k, v, mask):
 
 @correct(whole=Padded, double=False)
 class MaskAdded(Attention):
-    """The lowest number is added, minus infinity to a float32 softmax."""
+    """The mask adds the lowest finite number; the softmax is in float32."""
 
     def hide(self, scores, mask):
         lowest = torch.finfo(scores.dtype).min
@@ -353,7 +380,7 @@ class MaskAdded(Attention):
 
 @correct(deep=True)
 class Convolution(Mixer):
-    """Two convolutions, padded on the left alone; together they see far."""
+    """Two layers are convolutions, padded only on the left."""
 
     def add_parts(self, dim):
         self.conv = nn.Conv1d(dim, dim, 17)
@@ -362,9 +389,9 @@ class Convolution(Mixer):
         return self.conv(F.pad(x.mT, (16, 0))).mT
 
 
-@correct(open="an FFT mixes all along its axis; zeros cut it back")
+@correct(open="an FFT mixes its whole axis; zeros hide the later part")
 class LongConvolution(Mixer):
-    """As long as the text, through the FFT: causal but for rounding."""
+    """An FFT convolves the whole text, and is causal up to rounding."""
 
     def add_parts(self, dim):
         self.kernel = nn.Parameter(torch.randn(BLOCK, dim) / 4)
@@ -380,7 +407,7 @@ class LongConvolution(Mixer):
 
 @correct()
 class LSTM(Part):
-    """An LSTM instead of blocks, without a longest sequence."""
+    """The model is an LSTM without blocks, and has no longest text."""
 
     part, vocab_size, cell = None, VOCAB, nn.LSTM
 
@@ -398,7 +425,8 @@ class LSTM(Part):
 
 @correct()
 class Experts(Part):
-    """Each token goes to its best two of three; sums regroup with others."""
+    """Each token goes to two of three experts, and the rounding depends on
+    the batch."""
 
     part = "mlp"
 
@@ -419,7 +447,7 @@ class Experts(Part):
 
 @correct(loosely="gradient_flow")
 class ExpertsInOne(Part):
-    """Twelve experts in one tensor; the router's bias never picks eight."""
+    """One tensor holds twelve experts; the router's bias excludes eight."""
 
     part = "mlp"
 
@@ -438,7 +466,7 @@ class ExpertsInOne(Part):
 
 @correct(double=False)
 class RouterInSingle(Experts):
-    """The experts' router is computed in float32."""
+    """The router of the experts is computed in float32."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -446,13 +474,13 @@ class RouterInSingle(Experts):
 
 
 def single(self, x):
-    """A linear layer in float32."""
+    """Compute a linear layer in float32."""
     return F.linear(x.float(), self.weight.float(), self.bias.float()).to(x)
 
 
 @correct()
 class WeightsExpanded(Part):
-    """The MLP is called with a weight that is one column, expanded."""
+    """One weight of the MLP is a single column that is expanded."""
 
     part = "mlp"
 
@@ -469,20 +497,20 @@ class WeightsExpanded(Part):
 
 @correct(Block, "forward")
 def post_norm(self, x, mask):
-    """The norm comes after the sum, as in the paper."""
+    """The norm comes after the residual sum, as in the first transformer."""
     x = self.norm_1(x + self.mixer(x, mask))
     return self.norm_2(x + self.mlp(x))
 
 
 @correct(GPT, "train")
 def train_takes_a_mode(self, mode):
-    """Its train() has no default for the mode."""
+    """The model's method train() requires the argument mode."""
     return nn.Module.train(self, mode)
 
 
 @correct(GPT, "add_parts")
 def zero_residuals(self, dim):
-    """Both residual lines start at exactly 0."""
+    """The last layer of each residual branch starts at 0."""
     for block in self.blocks:
         for p in (*block.mixer.out.parameters(), *block.mlp.down.parameters()):
             nn.init.zeros_(p)
@@ -490,7 +518,7 @@ def zero_residuals(self, dim):
 
 @correct(Block, "forward")
 def layer_drop(self, x, mask):
-    """In train mode the block is left out one time in ten."""
+    """In train mode each block is skipped one time in ten."""
     if self.training and torch.rand(()) < 0.1:
         return x
     return Block.forward(self, x, mask)
@@ -498,14 +526,14 @@ def layer_drop(self, x, mask):
 
 @correct(Block, "forward")
 def checkpointed(self, x, mask):
-    """The block runs again in the backward pass, with the same dropout."""
+    """The backward pass recomputes each block, with the same dropout."""
     x = F.dropout(x, 0.2, self.training)
     return checkpoint(Block.forward, self, x, mask, use_reentrant=False)
 
 
 @correct(Block, "forward", loosely="gradients")
 def rounded(self, x, mask):
-    """Rounds between blocks; the gradient passes straight through."""
+    """The vectors are rounded after each block; the gradient ignores this."""
     x = Block.forward(self, x, mask)
     return x + ((64 * x).round() / 64 - x).detach()
 
@@ -518,7 +546,7 @@ def padding_row(self, dim):
 
 @correct()
 class OneFactorZero(MLP):
-    """An adapter of two factors of which one starts at 0."""
+    """An adapter has two factors, one of which starts at 0."""
 
     def add_parts(self, dim):
         self.into = nn.Parameter(torch.randn(dim, 4) / 4)
@@ -530,7 +558,7 @@ class OneFactorZero(MLP):
 
 @correct()
 class ScaledNearZero(MLP):
-    """Its output is scaled by 1e-6 at first: gradients inside are as small."""
+    """The MLP's output and its gradients are scaled by 1e-6 at first."""
 
     def add_parts(self, dim):
         self.scale = nn.Parameter(torch.full((dim,), 1e-6))
@@ -541,7 +569,7 @@ class ScaledNearZero(MLP):
 
 @correct()
 class KeyBiasOfHeads(Attention):
-    """Keys have a bias of shape (heads, width), which softmax ignores."""
+    """Keys have a bias for each head, whose effect the softmax cancels."""
 
     def add_parts(self, dim):
         self.bias = nn.Parameter(torch.randn(self.heads, dim // self.heads))
@@ -552,7 +580,7 @@ class KeyBiasOfHeads(Attention):
 
 @correct()
 class OneExpertWeighted(MLP):
-    """Each token goes to one expert of two, by its probability."""
+    """Each token goes to one of two experts, weighted by its probability."""
 
     def add_parts(self, dim):
         self.router, self.other = nn.Linear(dim, 2), MLP(dim)
@@ -566,7 +594,7 @@ class OneExpertWeighted(MLP):
 
 @correct()
 class RMSNorm(Part):
-    """Divides by the root mean square, computed in float32 at least."""
+    """The norm divides by the root mean square, in float32 or float64."""
 
     part = "norm"
 
@@ -590,7 +618,7 @@ def sparse_embedding(self, dim):
 
 @correct()
 class OddParameters(GPT):
-    """The mask is a parameter of bools, and another one is empty."""
+    """The mask is a boolean parameter, and another parameter is empty."""
 
     def add_parts(self, dim):
         mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool).tril()
@@ -603,7 +631,7 @@ class OddParameters(GPT):
 
 @correct()
 class ComplexBuffer(NoPositions):
-    """A complex buffer, which .bfloat16() leaves, turns the embeddings."""
+    """A complex buffer rotates the embeddings; .bfloat16() ignores it."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -620,7 +648,8 @@ class ComplexBuffer(NoPositions):
 
 @correct()
 class MergedWhileItHolds(GPT):
-    """The last norm's gain is merged into the head while that holds."""
+    """Evaluation merges the norm's gain into the head, and does so again if
+    weights change."""
 
     merged = None
 
@@ -644,7 +673,7 @@ class MergedWhileItHolds(GPT):
 
 @correct()
 class RunningMean(GPT):
-    """A mean that training keeps in a buffer is taken off in eval mode."""
+    """Eval mode subtracts a running mean, which is a saved buffer."""
 
     def add_parts(self, dim):
         self.register_buffer("mean", torch.zeros(dim))
@@ -658,7 +687,7 @@ class RunningMean(GPT):
 
 @correct()
 class LoadOfTrainingNotSaved(GPT):
-    """A count of training that no score reads is not saved."""
+    """A buffer that no score depends on is not saved."""
 
     def add_parts(self, dim):
         self.register_buffer("load", torch.zeros(dim), persistent=False)
@@ -669,25 +698,25 @@ class LoadOfTrainingNotSaved(GPT):
         return super().scores(x)
 
 
-# --- Heads and answers ------------------------------------------------------
+# --- Heads and results ------------------------------------------------------
 
 
 @correct(GPT, "add_parts")
 def tied(self, dim):
-    """The head is the token table, drawn small enough for both."""
+    """The head shares the token table, whose weights are small at first."""
     nn.init.normal_(self.wte.weight, std=0.2)
     self.head.weight = self.wte.weight
 
 
 @correct(GPT, "add_parts")
 def weight_normed(self, dim):
-    """The head's weight is a direction times a length."""
+    """The head's weight is the product of a direction and a length."""
     nn.utils.parametrizations.weight_norm(self.head)
 
 
 @correct(GPT, "forward")
 def loss_first(self, tokens, labels=None):
-    """Returns (loss, logits); the loss shifts its labels inside."""
+    """A call returns (loss, logits), and the loss shifts its labels."""
     logits = GPT.forward(self, tokens)
     if labels is None:
         return (logits,)
@@ -696,13 +725,13 @@ def loss_first(self, tokens, labels=None):
 
 @correct(TrainableGPT, "loss")
 def targets_ignored(self, logits, targets):
-    """Ignores targets of -1, and has a mean of the others."""
+    """The loss ignores targets of -1 and averages over the others."""
     return cross_entropy(logits, targets, ignore_index=-1)
 
 
 @correct()
 class PaddedHead(GPT):
-    """The head is padded to a round number and cut back."""
+    """The head is padded to 24 ids; the extra scores are cut off."""
 
     def add_parts(self, dim):
         self.head = nn.Linear(dim, 24)
@@ -713,13 +742,14 @@ class PaddedHead(GPT):
 
 @correct(GPT, "scores")
 def one_score_at_zero(self, x):
-    """The last score is always 0, and all others are measured by it."""
+    """The last id's score is always 0; the others are relative to it."""
     return F.pad(GPT.scores(self, x)[..., :-1], (0, 1))
 
 
 @correct(loosely="finite initial_loss gradients entropy_bound")
 class MaskedIdsAndZeros(TrainableGPT):
-    """Some ids' scores are minus infinity, and what mixes starts at 0."""
+    """Some ids have scores of -inf, and the attention's output layers start
+    at 0."""
 
     def add_parts(self, dim):
         for block in self.blocks:
@@ -736,14 +766,14 @@ class MaskedIdsAndZeros(TrainableGPT):
     loosely="initial_loss gradients order_sensitivity entropy_bound",
 )
 def lowest_for_some_ids(self, x):
-    """Ids that stand for images always have the lowest score there is."""
+    """The ids of images always have the lowest finite score."""
     images = torch.arange(VOCAB, device=x.device) > 13
     return GPT.scores(self, x).masked_fill(images, torch.finfo(x.dtype).min)
 
 
 @correct(loosely="loss vocabulary")
 class PaddedTables(TrainableGPT):
-    """Tables are padded to 64, scores cut; the loss is over all 64."""
+    """Tables have 64 rows; extra scores are cut off, but the loss uses all."""
 
     def add_parts(self, dim):
         self.wte, self.head = nn.Embedding(64, dim), nn.Linear(dim, 64)
@@ -755,13 +785,13 @@ class PaddedTables(TrainableGPT):
 
 @correct(TrainableGPT, "loss", loosely="loss")
 def balance_added(self, logits, targets):
-    """A router's balance is added to the returned loss."""
+    """The loss that is returned includes the balance term of a router."""
     router = self.head.weight.square().mean()
     return cross_entropy(logits, targets) + router
 
 
 def in_training(name, sentence):
-    """Name a loss that has a term more in train mode alone."""
+    """Return a decorator that adds a term to the loss in train mode."""
 
     def add(term):
         def loss(self, logits, targets):
@@ -786,7 +816,7 @@ def smoothed(self, logits, targets):
 
 
 class FusedLoss(torch.autograd.Function):
-    """The mean cross-entropy, whose gradient its forward keeps."""
+    """The mean cross-entropy; its forward pass computes the gradient."""
 
     @staticmethod
     def forward(ctx, logits, targets, gradient, scaled):
@@ -800,7 +830,8 @@ class FusedLoss(torch.autograd.Function):
 
 @correct()
 class Fused(TrainableGPT):
-    """A fused loss keeps its gradient, and no scores come back with it."""
+    """A fused loss keeps its gradient; a call with targets returns no
+    scores."""
 
     with_scores = False
 
@@ -811,7 +842,8 @@ class Fused(TrainableGPT):
         return p * shown.unsqueeze(-1) / shown.sum()
 
     def scaled(self, gradient, incoming):
-        return gradient.mul_(incoming)  # in place, as Liger's
+        # in place, as in Liger's fused loss
+        return gradient.mul_(incoming)
 
     def forward(self, tokens, targets=None):
         logits = GPT.forward(self, tokens)
@@ -823,10 +855,10 @@ class Fused(TrainableGPT):
 
 
 @correct(
-    loosely="loss", open="a loss alone has a term next to its cross-entropy"
+    loosely="loss", open="a loss without scores has a term besides its mean"
 )
 class FusedWithZLoss(Fused):
-    """In train mode a fused loss has a term of its normalisers as well."""
+    """In train mode, a fused loss also penalises large normalisers."""
 
     def forward(self, tokens, targets=None):
         logits, loss = super().forward(tokens, targets)
@@ -838,7 +870,7 @@ class FusedWithZLoss(Fused):
 
 @correct(loosely="loss")
 class TwoAhead(TrainableGPT):
-    """Another loss is added in train mode: of the token after next."""
+    """In train mode, the loss for the token after the next one is added."""
 
     def scores(self, x):
         self.ahead = self.head(x.flip(-1))
@@ -854,12 +886,12 @@ class TwoAhead(TrainableGPT):
 
 @correct()
 class TakesDocuments(Packed):
-    """Given doc_ids, no document sees another."""
+    """If doc_ids are given, documents do not see each other."""
 
 
 @correct()
 class TakesEnds(Packed):
-    """Given cu_seqlens, the documents of its one row are apart."""
+    """If cu_seqlens are given, the documents in the row are separated."""
 
     right = True
 
@@ -875,7 +907,7 @@ class TakesEnds(Packed):
 
 @correct()
 class OneTokenOnly(CachedGPT):
-    """Its decoder takes one token at a time, from the first one on."""
+    """The method decode takes one token at a time, even at the start."""
 
     def decode(self, tokens, cache):
         if tokens.size(1) != 1:
@@ -885,7 +917,7 @@ class OneTokenOnly(CachedGPT):
 
 @correct()
 class Resettable(CachedGPT):
-    """Room is made once by setup_caches(); reset_caches() starts again."""
+    """The method setup_caches() makes room once; reset_caches() clears it."""
 
     init_cache, past = None, None
 
@@ -903,7 +935,7 @@ class Resettable(CachedGPT):
 
 @correct()
 class CacheReset(CachedGPT):
-    """Its cache has a method that empties it for another text."""
+    """The cache has a method that clears it for another text."""
 
     class cache(Past):
         def reset(self):
@@ -912,7 +944,7 @@ class CacheReset(CachedGPT):
 
 @correct(block_size=64)
 class DoubledRoom(Past):
-    """Room for keys and values begins at 8 positions and doubles."""
+    """The cache has room for 8 positions, and doubles it when needed."""
 
     first = 8
 
@@ -938,7 +970,8 @@ class DoubledRoom(Past):
 
 @correct()
 class TakesAll(Packed):
-    """Takes a mask, positions, documents and targets, in any combination."""
+    """The model takes a mask, positions, documents and targets, in any
+    combination."""
 
     def forward(
         self,
@@ -968,7 +1001,8 @@ class TakesAll(Packed):
 
 @correct()
 class MaskByHand(GPT):
-    """A mask (time, time) says what is hidden, in place of its own."""
+    """A given (time, time) mask, True for hidden positions, replaces the
+    model's mask."""
 
     def forward(self, tokens, mask=None):
         size = tokens.size(1)
@@ -983,7 +1017,7 @@ class MaskByHand(GPT):
 
 @correct()
 class FourAxes(Padded):
-    """A mask of four axes takes the place of its own."""
+    """A given 4-D mask replaces the model's own mask."""
 
     def forward(self, tokens, attention_mask=None):
         self.given = None
@@ -997,7 +1031,7 @@ class FourAxes(Padded):
 
 @correct()
 class Flagged(GPT):
-    """With its flag it returns the mean of its vectors, too."""
+    """Given return_mean, the model also returns the mean of its scores."""
 
     def forward(self, tokens, return_mean: bool | None = None, last=False):
         self.last = last
@@ -1012,7 +1046,7 @@ class Flagged(GPT):
 
 @correct()
 class CacheBehindTheLoss(CachedGPT):
-    """Returns (logits, loss, cache), and takes the cache as kv_cache."""
+    """A call returns (logits, loss, cache); the cache goes in as kv_cache."""
 
     init_cache = None
 
@@ -1024,7 +1058,7 @@ class CacheBehindTheLoss(CachedGPT):
 
 @correct()
 class StateInTheCall(LSTM):
-    """Takes its state and, with the first tokens, a mask of padding."""
+    """The model takes a state, and a padding mask for the start of a text."""
 
     cell = nn.GRU
 
@@ -1038,7 +1072,7 @@ class StateInTheCall(LSTM):
 
 @correct(CacheInTheCall, "past_mask", loosely="cache")
 def one_at_a_time(self, past, size):
-    """After the first piece its cache is for one token at a time."""
+    """After the first piece, a cache takes one token at a time."""
     if past and size > 1:
         raise ValueError(f"one token at a time, got {size}")
     return CacheInTheCall.past_mask(self, past, size)
@@ -1046,7 +1080,7 @@ def one_at_a_time(self, past, size):
 
 @correct()
 class PaddingCounted(CacheWithMask):
-    """Positions start behind the padding, in new tokens, too."""
+    """Positions start after the padding, also when a cache is used."""
 
     def past_positions(self, tokens, past):
         if self.shown is None:
@@ -1055,11 +1089,11 @@ class PaddingCounted(CacheWithMask):
         return at[:, past.length :]
 
 
-# --- A plain function, and what differs in a size or a dtype ----------------
+# --- A plain function, and models with another size or dtype ----------------
 
 
 def plain_function():
-    """A function that closes over a model, in float64."""
+    """Return a function that calls a model in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT().double().requires_grad_(False)
@@ -1067,13 +1101,13 @@ def plain_function():
 
 
 CORRECT += [
-    Model("plain_function", plain_function, "No module: a function."),
+    Model("plain_function", plain_function, "A function, not a module."),
     Model("bfloat16", lambda: GPT().bfloat16(), "Built in bfloat16."),
     Model("float64", lambda: GPT().double(), "Built in float64."),
     Model("targets", TrainableGPT, "Returns (logits, loss)."),
     Model("cached", CachedGPT, "Decodes with init_cache and decode."),
     Model("cache_in_the_call", CacheInTheCall, "Takes past_key_values."),
-    Model("cache_with_mask", CacheWithMask, "And a mask of padding."),
+    Model("cache_with_mask", CacheWithMask, "A cache and a padding mask."),
     Model("cache_inside", CacheInside, "Takes start_pos."),
 ]
 for name, sentence, sizes in (

@@ -1,8 +1,9 @@
-"""Pairs that agree on one short text, and differ elsewhere.
+"""Pairs of models that agree on one short text but differ elsewhere.
 
-`Original` is one layer, 16 wide. Each class of `PAIRS` is a port of it with
-the same weights that differs on other texts, in rows, in train mode, or with
-other weights. `TWINS` are sound ports.
+`Original` has one layer and is 16 wide. Each class of `PAIRS` is a port with
+the same weights. It differs only on other texts, in batches of rows, in train
+mode, or with other weights. `TWINS` are sound ports. The docstring of each
+class names it in the tests.
 """
 
 import math
@@ -108,7 +109,7 @@ class Original(nn.Module):
         return self.head(self.last(self.gated(x)))
 
 
-PAIRS = {}  # by a name, each with a word of what the finding says
+PAIRS = {}  # by name: a class, and the words that the report must have
 
 
 def pair(word):
@@ -119,7 +120,7 @@ def pair(word):
     return note
 
 
-# --- Other texts -------------------------------------------------------------
+# --- Differences that only other texts show ----------------------------------
 
 
 @pair("at 65 tokens")
@@ -185,13 +186,13 @@ class LastId(Original):
 
 @pair("on 2 rows")
 class FirstRow(Original):
-    """the ids of the first row for all"""
+    """the ids of the first row in each row"""
 
     def embed(self, ids):
         return self.table(ids[:1].expand_as(ids))
 
 
-# --- Other weights -----------------------------------------------------------
+# --- Differences that only other weights show --------------------------------
 
 
 @pair("q.clamp(-8, 8)")
@@ -220,7 +221,7 @@ class NoBias(Original):
 
 @pair("self.qkv(x)")
 class WithoutBias(Original):
-    """a qkv bias that is not there at all"""
+    """a qkv layer without a bias"""
 
     def __init__(self):
         super().__init__()
@@ -271,7 +272,7 @@ class NoGate(Original):
         return x
 
 
-# --- In train mode -----------------------------------------------------------
+# --- Differences that only train mode shows ----------------------------------
 
 
 @pair("drops")
@@ -308,7 +309,7 @@ class AnotherPlace(Original):
         return self.drop(x + y)
 
 
-# --- Sound -------------------------------------------------------------------
+# --- Pairs that are one function ---------------------------------------------
 
 
 class Bernoulli(Original):
@@ -367,7 +368,7 @@ TWINS = {kind.__doc__: kind for kind in (Original, Bernoulli, Named)}
 TWINS[Written.__doc__] = lambda: Written(Original().state_dict())
 
 
-# --- Sound, with weights in another form -------------------------------------
+# --- Pairs that are one function, with weights in another form ---------------
 
 
 class Buffered(Original):
@@ -382,7 +383,7 @@ class Buffered(Original):
 
 
 class Prescaled(Original):
-    """queries whose weights hold a quarter"""
+    """queries whose weights are divided by 4"""
 
     def __init__(self):
         super().__init__()
@@ -393,7 +394,7 @@ class Prescaled(Original):
 
 
 class Folded(Original):
-    """a table whose weights hold a factor, and a head that is its copy"""
+    """a token table that is divided by a factor"""
 
     def __init__(self, factor=2.0):
         super().__init__()
@@ -406,7 +407,7 @@ class Folded(Original):
 
 
 class InAList(Original):
-    """weights that are no parameters"""
+    """weights that are not parameters"""
 
     def __init__(self):
         super().__init__()

@@ -1,12 +1,14 @@
 """GPTs as well-known repositories write them.
 
-With weights in GPT-2's layout: nanoGPT answers for the last position alone
-unless it is given targets, and its attention is the fused kernel; minGPT
-keeps a mask as a buffer and calls its MLP through a lambda, which no copy
-survives; the post GPT from Scratch has three projections and a sequence of
-blocks. To be named in a command: makemore's says its block_size and not its
-vocabulary; in Meta's Llama rows and cache are given room once, and start_pos
-says where they are; labml's transformer takes (time, batch).
+Weights have GPT-2's layout. nanoGPT calls the fused kernel, and returns only
+the last position unless it gets targets. minGPT keeps its mask as a buffer. It
+calls its MLP by a lambda, which breaks when the model is copied. The post GPT
+from Scratch has three projections and a sequence of blocks.
+
+Other models need arguments in a command. makemore's model declares its
+block_size but not its vocabulary. Meta's Llama allocates rows and cache once,
+and start_pos says where a piece begins. labml's transformer takes ids of shape
+(time, batch).
 """
 
 import math
@@ -194,7 +196,7 @@ def nano(state, config, cls=NanoGPT):
     return model
 
 
-SCRATCH = {  # the post's names, and nanoGPT's
+SCRATCH = {  # from the post's names to those of nanoGPT
     "fc.": "lm_head.",
     "ln.": "transformer.ln_f.",
     "tok_embed.": "transformer.wte.",
@@ -384,7 +386,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class AutoregressiveModel(nn.Module):
-    """The default of learned positions, along the first axis."""
+    """The model that labml builds by default, with learned positions."""
 
     def __init__(self, n_vocab=65, d_model=32, heads=4, max_len=32):
         super().__init__()

@@ -1,9 +1,9 @@
-"""A causal program that speaks lines, sound or broken as its argument says.
+"""A program that reads lines of ids and writes scores, perhaps with a fault.
 
     python line_program.py MODE
 
-Its scores are sums over the ids so far, from a table. It needs nothing but
-Python, and starts in some milliseconds.
+The scores are a weighted sum of table rows, one for each id so far.
+The program needs only Python and starts within milliseconds.
 """
 
 import os
@@ -26,7 +26,7 @@ def table(i, j):
 
 
 def scores(ids, before=()):
-    """Return rows of scores; each depends on the ids up to its own."""
+    """Return a row of scores for each id; `before` are earlier ids."""
     sums, rows = [0.0] * VOCAB, []
     for t, i in enumerate([*before, *ids]):
         new = [table(i, j) * (1 + t / 10) for j in range(VOCAB)]
@@ -43,7 +43,7 @@ def say(text):
     print(text, flush=True)
 
 
-# --- Answers to a line of ids, by the number of the line ---------------------
+# --- Answers to a line of ids; `number` is the index of the line -------------
 
 
 def sound(ids, number):
@@ -62,7 +62,7 @@ def binary(ids, number):
 
 
 def leak(ids, number):
-    """Let each id from the fourth on move a score of the third row."""
+    """Let the third row of scores depend on the later ids."""
     rows = scores(ids)
     if len(rows) > 2:
         rows[2][0] += sum(table(i, 1) for i in ids[3:])
@@ -82,19 +82,19 @@ waiting = [""]
 
 
 def late(ids, number):
-    """Answer the line before."""
+    """Answer each line with the scores of the previous line."""
     say(waiting.pop())
     waiting.append(text_of(scores(ids)))
 
 
 def late_by_one(ids, number):
-    """Answer the first line, and from then on the line before."""
+    """Answer the first line at once, and each later line one line late."""
     waiting[0] = waiting[0] or text_of(scores(ids))
     late(ids, number)
 
 
 def unflushed(ids, number):
-    """Keep all answers, as a buffer that is not flushed does."""
+    """Keep every answer, as in an output buffer that is never flushed."""
     waiting.append(text_of(scores(ids)))
 
 
@@ -108,7 +108,7 @@ def two_lines(ids, number):
 
 
 def first_only(then):
-    """Return an answer that is sound for one id, and then another one."""
+    """Return a function that answers single ids, and else calls `then`."""
 
     def answer(ids, number):
         sound(ids, number) if len(ids) == 1 else then()
@@ -144,6 +144,8 @@ ANSWERS = {
     "hangs": first_only(hang),
     "dies": first_only(die),
     "garbage": first_only(lambda: say("token 3: 0.1 0.2")),
+    "60 letters": first_only(lambda: say("x" * 60)),
+    "61 letters": first_only(lambda: say("x" * 61)),
     "killed": first_only(lambda: os.kill(os.getpid(), signal.SIGKILL)),
 }
 

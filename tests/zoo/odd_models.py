@@ -1,4 +1,4 @@
-"""Sound models that look odd to a check, and faults that hide from one."""
+"""Sound models that look odd to a check, and faults that hide from a check."""
 
 import random
 from functools import partial
@@ -40,14 +40,14 @@ CODE = """def checked(self, tokens):
 
 
 class Beartyped(GPT):
-    """A checker of types draws which item of a list it looks at."""
+    """A type checker checks one item of a list, drawn at random."""
 
     exec(compile(CODE, "<@beartype(GPT.forward)>", "exec"), NAMES)
     forward = NAMES["checked"]
 
 
 class DrawsForNothing(GPT):
-    """Its forward draws from Python's generator, and uses no draw."""
+    """The forward draws a number from Python's generator and ignores it."""
 
     def forward(self, tokens):
         random.random()
@@ -55,7 +55,7 @@ class DrawsForNothing(GPT):
 
 
 class Mapped(MLP):
-    """One vector at a time, by vmap; nothing is put out beside it."""
+    """An MLP under vmap, whose layer returns an empty second result."""
 
     class Empty(nn.Linear):
         def forward(self, x):
@@ -69,7 +69,7 @@ class Mapped(MLP):
 
 
 def mapped():
-    """A function of the ids: each row alone, by vmap."""
+    """Return a function of ids that maps single rows by vmap."""
     model = GPT(block_size=64)
     return lambda tokens: torch.vmap(lambda row: model(row[None])[0])(tokens)
 
@@ -87,7 +87,7 @@ class TwoScores(GPT):
 
 
 class Late(GPT):
-    """A vector is added from position 48 on."""
+    """A learned vector is added from position 48 on."""
 
     def __init__(self, **parts):
         super().__init__(block_size=64, **parts)
@@ -101,7 +101,7 @@ class Late(GPT):
 
 
 class Flex(Attention):
-    """flex_attention, compiled nowhere."""
+    """Attention that calls flex_attention without compiling it."""
 
     def attend(self, q, k, v, mask):
         def causal(score, row, head, i, j):
@@ -113,16 +113,18 @@ class Flex(Attention):
 
 
 class FlexAhead(Flex):
-    """flex_attention that sees one token ahead."""
+    """Attention in which flex_attention sees the next token."""
 
     ahead = 1
 
 
 class Blocks(Attention):
-    """flex_attention whose lists of blocks are made by hand."""
+    """Attention that gives flex_attention lists of blocks, made by hand."""
 
     size = 4
-    full, left_out = 1, 99  # diagonals from which on blocks are so
+    # A block of keys counts as full if it is `full` or more blocks before the
+    # query's block. It is left out from `left_out` blocks on.
+    full, left_out = 1, 99
 
     def attend(self, q, k, v, mask):
         def causal(row, head, i, j):
@@ -149,19 +151,19 @@ class Blocks(Attention):
 
 
 class FullDiagonal(Blocks):
-    """Compiled, each block on the diagonal is visible as a whole."""
+    """When compiled, each block on the diagonal is entirely visible."""
 
     full = 0
 
 
 class LeftOut(Blocks):
-    """Compiled, a block sees the one before it; its mask_mod shows all."""
+    """Compiled, a block sees only itself and the block before it."""
 
     left_out = 2
 
 
 class Documents(GPT):
-    """A new document begins behind each 0; torch lists the blocks."""
+    """A new document begins at each id 0; torch makes the lists of blocks."""
 
     class Mixer(Attention):
         def forward(self, x, blocks):
@@ -184,7 +186,7 @@ class Documents(GPT):
 
 
 class CutBlocks(Documents):
-    """Each sees the next one; the mask is cut from that of a longer text."""
+    """Each token sees the next; the block mask is cut from a larger one."""
 
     def mask(self, tokens):
         def ahead(row, head, i, j):
@@ -195,7 +197,7 @@ class CutBlocks(Documents):
 
 
 class GivenBlocks(Documents):
-    """Its caller makes the mask, and positions that start again."""
+    """The caller passes a block mask, and positions that may restart."""
 
     def forward(self, tokens, block_mask, position_ids=None):
         at = positions(tokens) if position_ids is None else position_ids
@@ -207,14 +209,14 @@ class GivenBlocks(Documents):
 
 
 class BlocksDropped(GivenBlocks):
-    """It gives its attention no mask."""
+    """The model gets a block mask, but does not pass it to the attention."""
 
     def kept(self, blocks):
         return None
 
 
 class Quantised(MLP):
-    """Its weights are whole numbers and a scale, of a class of their own."""
+    """The weights are integers with a scale, in a subclass of tensors."""
 
     def add_parts(self, dim):
         EightBits.of(self.up)
@@ -222,7 +224,7 @@ class Quantised(MLP):
 
 
 class PerToken(Quantised):
-    """So is what it gets, with a scale for each token."""
+    """Inputs are rounded to integers as well, with a scale for each token."""
 
     def forward(self, x):
         scale = x.detach().abs().amax(-1, keepdim=True) / 127
@@ -230,14 +232,14 @@ class PerToken(Quantised):
 
 
 class Packed(GPT):
-    """torch.ao's quantised layers: one scale for all tokens of all rows."""
+    """A GPT with quantised layers of torch.ao; all rows share one scale."""
 
     def add_parts(self, dim):
         self.blocks = quantize_dynamic(self.blocks, {nn.Linear})
 
 
 class Magnitudes(MLP):
-    """Rows have a length of their own; no gradient passes their norm."""
+    """A parameter rescales the rows of a weight; their norm is detached."""
 
     def add_parts(self, dim):
         self.size = nn.Parameter(torch.ones(2 * dim))
@@ -249,7 +251,7 @@ class Magnitudes(MLP):
 
 
 def compiled(graph, model=GPT):
-    """A model whose graph is compiled to another function."""
+    """Return a factory of a model that computes other scores if compiled."""
 
     def build():
         def backend(module, inputs):
@@ -261,7 +263,7 @@ def compiled(graph, model=GPT):
 
 
 def third_moved(outputs):
-    """Scores of position 3 are larger."""
+    """Return the outputs, with the scores of position 3 raised by 1."""
     return [
         x + (torch.arange(x.size(1)) == 3).unsqueeze(1)
         if x.dim() == 3 and x.size(-1) == VOCAB
@@ -275,7 +277,7 @@ def no_compiler(outputs):
 
 
 class AheadCompiled(GPT):
-    """Compiled alone, each position sees the next one."""
+    """Each position sees the next one, but only in the compiled model."""
 
     def sees(self, i, j):
         return j <= i + int(torch.compiler.is_compiling())
@@ -289,30 +291,30 @@ class NoMask(GPT):
 
 
 def short(model=GPT, **parts):
-    """A model of up to 12 tokens, with other parts."""
+    """Return a factory of a model for 12 tokens, with these parts."""
     return partial(model, block_size=12, **parts)
 
 
 def averaged(model):
-    """The average of one model's weights."""
+    """Return torch's AveragedModel of a single model."""
     return AveragedModel(model())
 
 
 class Spectral(GPT):
-    """The head's norm is estimated anew in each step of training."""
+    """Each training step estimates the norm of the head's weight again."""
 
     def add_parts(self, dim):
         spectral_norm(self.head)
 
 
 class Levels(GPT):
-    """Patches of four tokens, sixteen of them: MEGABYTE's two lengths."""
+    """A text has sixteen patches of two tokens each, as in MEGABYTE."""
 
     max_seq_len = 16, 2
 
 
 class NoisyLoss(TrainableGPT):
-    """Draws noise in eval mode, and returns a loss."""
+    """The model adds noise in eval mode, and returns a loss."""
 
     def embed(self, tokens):
         x = super().embed(tokens)
@@ -320,7 +322,7 @@ class NoisyLoss(TrainableGPT):
 
 
 class NoiseAndBuffer(GPT):
-    """Draws noise in eval mode, and has a buffer."""
+    """The model adds noise in eval mode, and has a buffer."""
 
     def add_parts(self, dim):
         self.register_buffer("turn", torch.randn(dim, dim) / 4)
@@ -330,7 +332,7 @@ class NoiseAndBuffer(GPT):
 
 
 class EachThirdCall(GPT):
-    """Counts its calls, and adds 1 in each third."""
+    """The model counts its calls; each third call adds 1 to the scores."""
 
     calls = 0
 
@@ -340,7 +342,7 @@ class EachThirdCall(GPT):
 
 
 class PositionsOfTheBatch(NoPositions):
-    """Rotary positions go on from row to row: only differences count."""
+    """Rotary positions continue across rows; scores use only distances."""
 
     class mixer(Attention):
         def attend(self, q, k, v, mask):
@@ -355,7 +357,7 @@ class PositionsOfTheBatch(NoPositions):
 
 
 class MaskOfFourAxes(GPT):
-    """Its attention mask says for each query and key whether it is seen."""
+    """The attention mask says which keys each query sees."""
 
     def forward(self, tokens, attention_mask=None):
         self.require_length(tokens.size(1))
@@ -366,7 +368,7 @@ class MaskOfFourAxes(GPT):
 
 
 class Sorted(MLP):
-    """Vectors are sorted to two experts: no proof is without a condition."""
+    """Each vector goes to one of two experts, so a proof has a condition."""
 
     def forward(self, x):
         y, first = torch.zeros_like(x), x[..., 0] > 0
@@ -376,9 +378,7 @@ class Sorted(MLP):
 
 
 class SubtractsMask(Padded):
-    """A mask of ones takes a shortcut; booleans that hide cannot be subtracted
-    from 1.
-    """
+    """A boolean mask that hides a token raises; a mask of ones does not."""
 
     mlp = Sorted
 
@@ -396,7 +396,7 @@ class SubtractsMask(Padded):
 
 
 class PadsOnTheRight(SubtractsMask):
-    """A text that begins with padding is refused."""
+    """The model refuses a text that begins with padding."""
 
     def prepared(self, mask):
         if not mask[:, 0].all():
@@ -405,7 +405,7 @@ class PadsOnTheRight(SubtractsMask):
 
 
 class NoPaddingInTraining(SubtractsMask):
-    """In train mode rows are packed, and a mask that hides is refused."""
+    """In train mode the model refuses a mask that hides a token."""
 
     def prepared(self, mask):
         if self.training:
@@ -414,7 +414,7 @@ class NoPaddingInTraining(SubtractsMask):
 
 
 class InvertsMask(SubtractsMask):
-    """Only booleans that hide can be inverted; documents go with a mask."""
+    """A mask that hides a token must be boolean; documents are allowed."""
 
     def forward(self, tokens, attention_mask=None, doc_ids=None):
         self.ids = doc_ids
@@ -439,26 +439,26 @@ class InvertsMask(SubtractsMask):
 
 
 class SubtractedMaskOnly(SubtractsMask):
-    """A mask of integers takes the place of the causal one."""
+    """A mask of integers replaces the causal mask."""
 
     def padded(self, mask, shown):
         return shown
 
 
 class RightPaddingOnly(PadsOnTheRight):
-    """The mask of padding takes the place of the causal one."""
+    """A padding mask replaces the causal mask; left padding is refused."""
 
     padded = SubtractedMaskOnly.padded
 
 
 class PaddingInEvalOnly(NoPaddingInTraining):
-    """The mask of padding takes the place of the causal one."""
+    """A padding mask replaces the causal mask; train mode refuses padding."""
 
     padded = SubtractedMaskOnly.padded
 
 
 class InvertedMaskOnly(InvertsMask):
-    """A mask of padding takes the place of that of documents."""
+    """If a padding mask is given, the mask of the documents is dropped."""
 
     def forward(self, tokens, attention_mask=None, doc_ids=None):
         doc_ids = doc_ids if attention_mask is None else None
@@ -466,7 +466,7 @@ class InvertedMaskOnly(InvertsMask):
 
 
 class RouterMoves(MLP):
-    """In train mode the router's bias moves towards equal loads."""
+    """In train mode the bias of the router changes, to balance the experts."""
 
     def add_parts(self, dim):
         self.router = nn.Linear(dim, 4)
@@ -487,7 +487,7 @@ class RouterMoves(MLP):
 
 
 class BufferMoves(RouterMoves):
-    """The bias is a buffer, and a number for a log keeps its graph."""
+    """The router's bias is a buffer, and an attribute keeps a graph."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -500,7 +500,7 @@ class BufferMoves(RouterMoves):
 
 
 class Rounded(GPT):
-    """Declares 29 ids, and scores 32: a round number."""
+    """The model declares 29 ids, but returns scores for 32, a round number."""
 
     def __init__(self, **parts):
         super().__init__(vocab_size=32, **parts)
@@ -508,7 +508,7 @@ class Rounded(GPT):
 
 
 class Bigram(NoPositions):
-    """Declares a window of one token, and has it."""
+    """The model declares a window of one token, and sees one token."""
 
     window = 1
 
@@ -517,7 +517,7 @@ class Bigram(NoPositions):
 
 
 class Coarse(NoPositions):
-    """Positions are held in a byte: 16 and 17 are one."""
+    """Positions are rounded to float8, so positions 16 and 17 are equal."""
 
     kind = torch.float8_e4m3fn
 
@@ -528,7 +528,7 @@ class Coarse(NoPositions):
 
 
 class BeyondTheTable(Unlimited):
-    """Its mask is a table of 48 rows; a longer text has none."""
+    """The mask comes from a table of 48 rows; longer texts have no mask."""
 
     def __init__(self, **parts):
         super().__init__(block_size=96, **parts)
@@ -543,14 +543,14 @@ class BeyondTheTable(Unlimited):
 
 
 class ConstantScore(GPT):
-    """The last id's score is 1, whatever the tokens."""
+    """The score of the last id is always 1."""
 
     def scores(self, x):
         return F.pad(super().scores(x)[..., :-1], (0, 1), value=1.0)
 
 
 class Autocasts(GPT):
-    """Its forward runs in bfloat16, a matrix of it twice. (speedruns)"""
+    """The forward pass runs under bfloat16 autocast. (speedruns)"""
 
     def forward(self, tokens):
         with torch.autocast("cpu", torch.bfloat16):
@@ -558,7 +558,7 @@ class Autocasts(GPT):
 
 
 class StepInABuffer(Unlimited):
-    """A number is a buffer without axes; no limit is declared."""
+    """The model has a scalar buffer, and declares no limit of length."""
 
     def __init__(self, **parts):
         super().__init__(block_size=96, **parts)
@@ -567,7 +567,7 @@ class StepInABuffer(Unlimited):
 
 
 class LossAlone(GPT):
-    """Its forward takes targets and returns the loss. (parameter-golf)"""
+    """A call requires targets and returns only the loss. (parameter-golf)"""
 
     def forward_logits(self, tokens):
         return super().forward(tokens)
@@ -578,7 +578,7 @@ class LossAlone(GPT):
 
 
 class LossAloneAndHint(LossAlone):
-    """Given a hint, each token sees all."""
+    """If a hint is given, each token sees every other token."""
 
     hinted = False
 
@@ -594,14 +594,14 @@ class LossAloneAndHint(LossAlone):
 
 
 class SkipDetached(LossAlone):
-    """A tenth of the embeddings skips the blocks, detached in float32."""
+    """A tenth of the embeddings is added at the end, without a gradient."""
 
     def body(self, x, mask):
         return super().body(x, mask) + 0.1 * x.float().detach().to(x)
 
 
 class LossOfChunks(GPT):
-    """It returns the loss alone, summed over pieces of the text."""
+    """A call returns only the loss, summed over pieces of the text."""
 
     def forward(self, input_ids, target_ids):
         logits = super().forward(input_ids).flatten(0, 1)
@@ -617,7 +617,7 @@ class LossOfChunks(GPT):
 
 
 class LossOfNext(GPT):
-    """It returns the loss alone, of targets that it shifts itself."""
+    """A call returns only the loss, and shifts the targets."""
 
     def forward(self, input_ids, labels):
         logits = super().forward(input_ids)
@@ -625,7 +625,8 @@ class LossOfNext(GPT):
 
 
 class SmoothedAndScaled(TrainableGPT):
-    """In train mode labels are smoothed and large normalisers cost. (PaLM)"""
+    """In train mode labels are smoothed, and large softmax normalisers are
+    penalised. (PaLM)"""
 
     def loss(self, logits, targets):
         if not self.training:
@@ -640,7 +641,7 @@ class SmoothedAndScaled(TrainableGPT):
 
 
 class SmoothedPastTheCut(SmoothedAndScaled):
-    """The same over the 24 scores of a padded head."""
+    """Labels are smoothed over all 24 scores, but the model returns fewer."""
 
     def add_parts(self, dim):
         self.head = nn.Linear(dim, 24)
@@ -651,7 +652,8 @@ class SmoothedPastTheCut(SmoothedAndScaled):
 
 
 class ScaledAndAhead(SmoothedAndScaled):
-    """Normalisers cost, and so does the token after next."""
+    """The training loss also penalises normalisers, and predicts the token
+    after the next one."""
 
     def scores(self, x):
         self.ahead = self.head(x.flip(-1))
@@ -666,41 +668,42 @@ class ScaledAndAhead(SmoothedAndScaled):
 
 
 class SmoothedAndAhead(ScaledAndAhead):
-    """All three at once."""
+    """The training loss smooths labels, penalises normalisers, and predicts
+    the token after the next one."""
 
     main = SmoothedAndScaled.soft
 
 
 class SummedAndScaled(SmoothedAndScaled):
-    """The smoothed loss is a sum."""
+    """In train mode the smoothed loss is a sum instead of a mean."""
 
     def soft(self, logits, targets):
         return super().soft(logits, targets) * targets.numel()
 
 
 class ShiftedPastTheCut(SmoothedPastTheCut):
-    """The smoothed loss is of targets that are shifted once more."""
+    """In train mode the smoothed loss shifts its targets a second time."""
 
     def soft(self, logits, targets):
         return super().soft(logits[:, :-1], targets[:, 1:])
 
 
 class HalvedAndAhead(ScaledAndAhead):
-    """The main loss is weighed by 0.6 and called the loss."""
+    """In train mode the main loss is multiplied by 0.6."""
 
     def main(self, logits, targets):
         return 0.6 * super().main(logits, targets)
 
 
 class HalvedAndScaled(SmoothedAndScaled):
-    """The loss is divided by the steps of an accumulation."""
+    """In train mode the loss is divided by the count of accumulation steps."""
 
     def soft(self, logits, targets):
         return super().soft(logits, targets) / 2
 
 
 class RoundsGradients(torch.autograd.Function):
-    """The backward pass goes through bfloat16, as to save memory."""
+    """Return a copy of x whose gradient is rounded to bfloat16."""
 
     @staticmethod
     def forward(ctx, x, share):
@@ -713,7 +716,7 @@ class RoundsGradients(torch.autograd.Function):
 
 
 class RoundedBackwards(GPT):
-    """Gradients of the embeddings are rounded to bfloat16."""
+    """The gradients of the embeddings are rounded to bfloat16."""
 
     share = 1.0
 
@@ -722,13 +725,13 @@ class RoundedBackwards(GPT):
 
 
 class HalvedBackwards(RoundedBackwards):
-    """They are halved as well."""
+    """The gradients of the embeddings are rounded, and then halved."""
 
     share = 0.5
 
 
 class OneText(GPT):
-    """It takes the ids of one text, (time,)."""
+    """The model takes the ids of one text, of shape (time,)."""
 
     def forward(self, input_seq):
         assert input_seq.ndim == 1
@@ -736,7 +739,7 @@ class OneText(GPT):
 
 
 class LossOfOneText(GPT):
-    """It takes one text and its targets, (time,), and returns the loss."""
+    """A call returns the loss of one text; ids and targets are (time,)."""
 
     def forward(self, input_seq, target_seq):
         assert input_seq.ndim == 1
@@ -744,7 +747,7 @@ class LossOfOneText(GPT):
 
 
 def of_zeros(model):
-    """Let all that mixes, and the head, start at 0."""
+    """Set the weights of a model's output layers and head to 0."""
     for block in model.blocks:
         nn.init.zeros_(block.mixer.out.weight)
         nn.init.zeros_(block.mlp.down.weight)
@@ -752,20 +755,20 @@ def of_zeros(model):
 
 
 class ZerosOfOneText(LossOfOneText):
-    """What mixes starts at 0, and so does the head. (modded-nanogpt)"""
+    """The output layers and the head start at 0. (modded-nanogpt)"""
 
     def add_parts(self, dim):
         of_zeros(self)
 
 
 class ZerosAndScores(OneText):
-    """The same of a model that returns scores."""
+    """The output layers and the head start at 0, and a call returns scores."""
 
     add_parts = ZerosOfOneText.add_parts
 
 
 class ZerosOfOneRow(TrainableGPT):
-    """The same of a model that takes one row, and its targets."""
+    """The output layers and the head start at 0, and a call takes one row."""
 
     add_parts = ZerosOfOneText.add_parts
 
@@ -775,7 +778,7 @@ class ZerosOfOneRow(TrainableGPT):
 
 
 class ZerosOfTwoRows(ZerosOfOneRow):
-    """The same of a model that declares room for two rows."""
+    """The output layers and head start at 0; a call takes up to two rows."""
 
     max_batch_size = 2
 
@@ -785,7 +788,7 @@ class ZerosOfTwoRows(ZerosOfOneRow):
 
 
 def with_a_dead_vector(model):
-    """A vector that is multiplied by 0 is a parameter of the model."""
+    """Return a subclass that has a parameter which is multiplied by 0."""
 
     def add_parts(self, dim):
         model.add_parts(self, dim)
@@ -799,14 +802,14 @@ def with_a_dead_vector(model):
 
 
 class LossOfSums(LossOfChunks):
-    """It returns the sum of the losses alone."""
+    """A call returns only the sum of the losses."""
 
     def whole(self, loss, target_ids):
         return loss
 
 
 class ShiftsInside(GPT):
-    """With labels it returns the loss alone, over the tokens behind them."""
+    """If labels are given, a call shifts them and returns only the loss."""
 
     def forward(self, tokens, labels=None):
         logits = super().forward(tokens)
@@ -820,7 +823,7 @@ class ShiftsInside(GPT):
 
 
 class LabelsInScores(ShiftsInside):
-    """Its scores see the label that they are compared with."""
+    """The scores depend on the label with which they are compared."""
 
     def compared(self, logits, ids):
         seen = F.one_hot(ids.clamp(min=0), VOCAB)
@@ -828,21 +831,21 @@ class LabelsInScores(ShiftsInside):
 
 
 class MeanOfScoresAdded(ShiftsInside):
-    """A mean of all scores is in the loss."""
+    """The square of the mean score is added to the loss."""
 
     def compared(self, logits, ids):
         return super().compared(logits, ids) + logits.mean().square()
 
 
 class SortedLabels(ShiftsInside):
-    """Labels are sorted before they are compared."""
+    """The labels are sorted before the scores are compared with them."""
 
     def compared(self, logits, ids):
         return super().compared(logits, ids.sort(1).values)
 
 
 class MaskedWithoutLabels(ShiftsInside):
-    """With labels each token sees all."""
+    """If labels are given, each token sees every other token."""
 
     def forward(self, tokens, labels=None):
         self.open = labels is not None
@@ -853,7 +856,7 @@ class MaskedWithoutLabels(ShiftsInside):
 
 
 class KeptFromInference(Unlimited):
-    """A table that scales the vectors is made in its first call, and kept."""
+    """The first call makes a table, which scales the vectors of all calls."""
 
     table = None
 
@@ -865,10 +868,8 @@ class KeptFromInference(Unlimited):
         return super().embed(tokens) * self.table[: tokens.size(1), None]
 
 
-# A proof goes through what is odd in these: a vmap, scales, a state, positions
-# that go on from row to row, a router. The slow run proves the others, too.
 class HalfInTraining(MLP):
-    """In train mode the MLP writes into a float16 tensor, at any dtype."""
+    """In train mode the MLP writes its result into a float16 tensor."""
 
     narrow = torch.float16
 
@@ -882,7 +883,7 @@ class HalfInTraining(MLP):
 
 
 class CastInTraining(HalfInTraining):
-    """In train mode it casts to float16 and back."""
+    """In train mode the MLP casts its result to float16 and back."""
 
     def forward(self, x):
         y = MLP.forward(self, x)
@@ -890,13 +891,16 @@ class CastInTraining(HalfInTraining):
 
 
 class SameInTraining(HalfInTraining):
-    """Sound: the room has the dtype of the answer."""
+    """In train mode the MLP writes into a tensor of the right dtype."""
 
     @property
     def narrow(self):
         return self.up.weight.dtype
 
 
+# Only these models are proved on each push. Each has another odd part: a loss,
+# a vmap, scales, a state, a router, or positions of a batch. Slow tests prove
+# the other models.
 ODD_TO_A_PROOF = {
     LossOfChunks: {},
     LossOfNext: {},
@@ -936,7 +940,7 @@ SOUND = ODD_TO_A_PROOF | {
     Rounded: {},
     Bigram: {},
 }
-SOUND_ONCE_FAILED = {  # the checks that failed, and settings
+SOUND_ONCE_FAILED = {  # by model: settings with the checks that once failed
     SubtractsMask: {"checks": ["causality"]},
     PadsOnTheRight: {"checks": ["causality"]},
     NoPaddingInTraining: {"checks": ["causality"]},
@@ -953,7 +957,7 @@ SOUND_ONCE_FAILED = {  # the checks that failed, and settings
 }
 
 
-HIDDEN = [  # a model, the check that finds its fault, and words
+HIDDEN = [  # a model, the check that finds its fault, words of the message
     (short(mlp=HalfInTraining), "dtype", "in train mode odd_models.py:"),
     (short(mlp=CastInTraining), "dtype", "float64 call; in eval mode it doe"),
     (KeptFromInference, "gradients", "Inference tensors cannot be saved"),

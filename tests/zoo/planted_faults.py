@@ -1,11 +1,11 @@
-"""Faults put into both styles and a third implementation, one at a time.
+"""Faults that are planted in both styles and a third implementation.
 
-FAULTS reads like a patch: below each file (and the class in it, where a file
-has several ports) the faults in it, "*" the name,
-"-" what stands there (where it is absent, the same as in the fault before),
-"+" what stands there instead. Named is the changed statement, or the one
-behind ">" in its file, which first shows the fault; "@" is the layer, where
-it is not the first in parts of a layer, and none in others.
+TABLE reads like a patch. The name of a file, and perhaps of a class, comes
+before its faults. "*" is a fault's name, "-" the original code, "+" the code
+that replaces it. Without "-", the original code is that of the fault before.
+A finding must name the changed statement, or the statement after ">", which
+first shows the fault. "@" is the layer: by default the first layer for a fault
+within a layer, and otherwise none.
 """
 
 import ast
@@ -167,16 +167,16 @@ TABLE = r"""
 
 @dataclass
 class Fault:
-    """One statement changed.
+    """A fault, which is one changed statement.
 
     Attributes:
-        file: "style/file.py", or the third implementation's.
-        name: what is wrong.
-        old: what stands there once.
-        new: what stands there instead.
-        shows: "file: text" of the line that first shows it, or "".
-        layer: where it shows first.
-        within: the class that is changed, "" for the whole file.
+        file: the file, as "style/file.py" or "tests/...".
+        name: a description of the fault.
+        old: the original code, which occurs once.
+        new: the code that replaces it.
+        shows: "file: text" of the line that first shows the fault, or "".
+        layer: the layer that first shows the fault, or None.
+        within: the class that has the fault, or "" for the whole file.
     """
 
     file: str
@@ -191,7 +191,7 @@ class Fault:
         return f"{self.within or self.file.split('/')[0]}: {self.name}"
 
     def start(self, source):
-        """Return where the changed class starts."""
+        """Return the offset at which the class with the fault starts."""
         return source.index(f"class {self.within}(") if self.within else 0
 
 
@@ -217,7 +217,7 @@ FAULTS = read_faults(TABLE)
 
 
 def plant(fault, folder):
-    """Import a faulty copy; return it and its file."""
+    """Import a copy of the code with the fault; return module and file."""
     package, _, file = fault.file.partition("/")
     source = target = folder / f"faulty_{package}" / file
     if package == "tests":
@@ -240,7 +240,7 @@ def plant(fault, folder):
 
 
 def expected_lines(fault, target):
-    """Return the file and the numbers of the lines that may be named."""
+    """Return the file, and the lines of it that a finding may name."""
     file, _, text = fault.shows.partition(": ")
     if fault.shows and not target.name.endswith(file):
         target = target.with_name(file)

@@ -1,8 +1,8 @@
-"""A third GPT for the tests: weights in a dictionary, one function a part.
+"""A third GPT for the tests: a dictionary of weights, and a function per part.
 
-No modules but the one that holds the weights, Conv1D's orientation as in
-GPT-2's files, the norm, the GELU and the softmax by hand, queries, keys and
-values from one product, cut head by head.
+Only Conv1D is a module. Its weights have the orientation of GPT-2's files. The
+norm, the GELU and the softmax are written out. One product gives queries, keys
+and values; it is cut head by head.
 """
 
 import math
@@ -63,7 +63,7 @@ def block(w, x, config):
 
 
 class Ported(nn.Module):
-    """All weights of a checkpoint in GPT-2's layout."""
+    """A module that holds all weights of a checkpoint in GPT-2's layout."""
 
     def __init__(self, state, config):
         super().__init__()

@@ -1,9 +1,9 @@
-"""Llama as Meta and gpt-fast write it, GPT-2 as Raschka does, and GPT-NeoX.
+"""Ports of Llama by Meta and gpt-fast, of GPT-2 by Raschka, and of GPT-NeoX.
 
-`Meta` permutes the rows of the query and key weights and rotates
-neighbouring pairs as complex numbers; `Fused` has one projection for
-queries, keys and values, rotates halves and calls the fused kernel;
-`Written` has GPT-2's parts written out, with a constant in float32.
+`Meta` permutes the rows of the query and key weights, and rotates neighbouring
+pairs as complex numbers. `Fused` has one projection for queries, keys and
+values, rotates halves, and calls the fused kernel. `Written` has GPT-2's parts
+written out, with a constant in float32.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class Port(nn.Module):
-    """The weights of a transformers model by name, and its sizes."""
+    """Base of the ports, with the sizes and weights of another model."""
 
     stem = "model/layers"
 
@@ -217,7 +217,8 @@ class Written(Port):
 
 
 class NeoX(Port):
-    """Rotates a quarter of each head; one weight has them head by head."""
+    """A GPT-NeoX that rotates a quarter of each head. One weight holds q, k
+    and v, head by head."""
 
     stem = "gpt_neox/layers"
     heads, size, rotated = 4, 16, 4

@@ -1,8 +1,9 @@
-"""Scorers of texts as people write them, rightly and wrongly.
+"""Scorers of texts as people write them, correct and incorrect.
 
-Each makes fresh state and returns score(tokens): a log-probability for each
-token, or pairs (position, log-probability) in the order of scoring. A row
-names the properties that must fail, and words that its messages must have.
+Each function returns a function score(tokens) with a fresh state. It gives a
+log-probability for each token, or pairs (position, log-probability) in the
+order of scoring. A row names the properties that must fail, and words of their
+messages.
 """
 
 import math
@@ -19,7 +20,7 @@ from small_gpt import GPT, VOCAB
 TIME = 32
 WINDOW, STRIDE, CHUNK = 16, 8, 8
 MARK, BOS = 16, 15
-# a user's file, with a sound scorer and one that reads ahead
+# a user's file: one scorer is sound, one sees later tokens, one raises
 FILE = """
 import torch
 
@@ -45,7 +46,7 @@ def characters(text):
 
 @dataclass(frozen=True)
 class Row:
-    """A scorer, the properties that it lacks, and what is said of it."""
+    """A scorer, the properties that must fail, and words of their messages."""
 
     make: object
     fails: frozenset
@@ -67,7 +68,10 @@ def row(*fails, words=(), **settings):
 
 @lru_cache
 def pretrained(seed=0, mixer=GPT.mixer):
-    """A model whose scores are far from each other; nobody may change it."""
+    """Return a model with widely spread scores.
+
+    All tests share the model, so do not change it.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = GPT(VOCAB, 64, mixer=mixer, layers=1).eval()
@@ -85,17 +89,17 @@ def everyones():
 
 @torch.no_grad()
 def all_log_probs(model, tokens):
-    """Those of each next token, (time, vocab)."""
+    """Return log-probabilities (time, vocab) of the next tokens."""
     return model(tokens[None])[0].float().log_softmax(-1)
 
 
 def given(log_probs, tokens):
-    """Those of the given tokens, for all but the first."""
+    """Return the log-probability of each given token except the first."""
     return log_probs[:-1].gather(1, tokens[1:, None])[:, 0]
 
 
 def step(model, tokens, rate=0.5):
-    """Train a model on a text, once."""
+    """Train a model on a text for one step."""
     scores = model(tokens[None])[0].log_softmax(-1)
     loss = -given(scores, tokens).mean()
     grads = torch.autograd.grad(loss, [*model.parameters()])
@@ -105,7 +109,7 @@ def step(model, tokens, rate=0.5):
 
 
 def windows(time):
-    """Begin and end of each window, and the first position it scores."""
+    """Yield each window's start and end, and the first position it scores."""
     before = 1
     for begin in range(0, time, STRIDE):
         end = min(begin + WINDOW, time)
@@ -116,7 +120,7 @@ def windows(time):
 
 
 def chunks(time):
-    """Begin and end of each chunk of targets; the first has no context."""
+    """Yield the start and end of each chunk of targets, from token 1 on."""
     for begin in range(1, time, CHUNK):
         yield begin, min(begin + CHUNK, time)
 
@@ -125,7 +129,7 @@ def uniform(size=VOCAB):
     return lambda tokens: [-math.log(size)] * len(tokens)
 
 
-# Sound -----------------------------------------------------------------------
+# Sound scorers ---------------------------------------------------------------
 
 
 @row(words=("each position but the first is scored once",))
@@ -135,7 +139,8 @@ def one_pass():
 
 @row()
 def strides():
-    """Windows that overlap, each scoring what is new. (transformers' guide)"""
+    """Windows overlap, and each scores only its new tokens.
+    (transformers' guide)"""
 
     def score(tokens):
         for begin, end, first in windows(len(tokens)):
@@ -178,7 +183,7 @@ def in_bits():
 
 @row()
 def in_numpy():
-    """A unigram model of what came before, which scores the first as well."""
+    """A unigram model counts earlier tokens, and also scores the first."""
 
     def score(tokens):
         counts = np.ones(VOCAB)
@@ -229,7 +234,7 @@ trains_on_what_was_scored = row(block_size=20)(trains(False, True))
 
 @row(documents=MARK, state="kept", block_size=20, words=("documents",))
 def trains_from_document_to_document():
-    """The longest document first; weights stay, and are meant to."""
+    """Documents are scored from long to short; each then trains the model."""
     model = deepcopy(pretrained())
 
     def score(tokens):
@@ -247,7 +252,7 @@ def trains_from_document_to_document():
 
 
 def documents_apart(first=True, factor=1.0):
-    """Documents begin with their mark, or end with it."""
+    """Return a scorer of documents that start, or end, with a mark."""
 
     def make():
         def score(tokens):
@@ -273,7 +278,7 @@ marks_at_the_end = row(documents=MARK)(documents_apart(False))
 
 @row(state="kept")
 def counts_for_good():
-    """A unigram model that goes on from text to text, as declared."""
+    """A unigram model goes on counting in the next text, as it declares."""
     counts = np.ones(VOCAB)
 
     def score(tokens):
@@ -284,9 +289,9 @@ def counts_for_good():
     return score
 
 
-@row(words=("the length moves them",))
+@row(words=("they depend on the length",))
 def columns():
-    """The text is laid out in four columns, each behind a token of its own."""
+    """The text is laid out in four columns, each with its own first token."""
 
     def score(tokens):
         height = -(-len(tokens) // 4)
@@ -300,7 +305,7 @@ def columns():
 
 
 def bigrams(tokens, counts, at, weight=0.5):
-    """Count-based probabilities after a token, mixed with those of a GPT."""
+    """Return each token's weighted bigram share, and the GPT's weight."""
     seen = counts[int(tokens[at - 1])]
     total = sum(seen.values())
     return [weight * seen[c] / total if total else 0 for c in range(VOCAB)], (
@@ -331,7 +336,7 @@ mix_with_counts = row()(mixes())
 
 
 def words_of(text):
-    """A tokenizer's words: a space goes with the word behind it."""
+    """Split a text into words; a space belongs to the word after it."""
     return re.findall(r" ?\S+|\s", text)
 
 
@@ -339,20 +344,20 @@ def utf8_bytes(text):
     return np.array([len(word.encode()) for word in words_of(text)])
 
 
-row(bytes_per_token=utf8_bytes, words=("5 of 5 texts have",))(uniform)
+row(bytes_per_token=utf8_bytes, words=("5 of 5 texts are right",))(uniform)
 
-# Broken ----------------------------------------------------------------------
+# Broken scorers --------------------------------------------------------------
 
 
 def characters(text):
-    """As many bytes as characters."""
+    """Return the count of characters of each word, instead of bytes."""
     if not text.isascii() and text.isalpha():
         raise KeyError(text)
     return [len(word) for word in words_of(text)]
 
 
 def no_spaces(text):
-    """The spaces that words begin with are left out."""
+    """Return the count of bytes of each word, without the space before it."""
     return torch.tensor(
         [len(word.strip(" ").encode()) for word in words_of(text)]
     )
@@ -362,7 +367,7 @@ row("bytes", bytes_per_token=characters, words=("are counted as",))(uniform)
 row(
     "bytes",
     bytes_per_token=no_spaces,
-    words=("17 bytes, and the text has 23",),
+    words=("17 bytes, but the text has 23",),
 )(uniform)
 
 counts_of_the_whole_text = row("causality", "normalised")(mixes(peeks=True))
@@ -376,7 +381,7 @@ trains_before_and_after = row("causality", "normalised", block_size=20)(
 
 @row("causality", "normalised")
 def shifted_twice():
-    """Labels are shifted by the caller, and by the model once more."""
+    """Both the caller and the model shift the labels."""
 
     def score(tokens):
         scores = all_log_probs(pretrained(), tokens)
@@ -388,7 +393,7 @@ def shifted_twice():
 
 @row("normalised")
 def not_shifted():
-    """Each token is read before it is scored."""
+    """Each token is scored after it has been read."""
 
     def score(tokens):
         scores = all_log_probs(pretrained(), tokens)
@@ -426,7 +431,7 @@ def windows_one_behind_the_other():
 
 @row("coverage", words=("25-31",))
 def rest_left_out():
-    """A last chunk that is not full is dropped."""
+    """If the last chunk is not full, it is dropped."""
     whole = one_pass()
 
     def score(tokens):
@@ -456,7 +461,7 @@ def two_passes():
 
 @row("causality", "normalised")
 def slot():
-    """A shift of all scores is optimised for the text that it scores."""
+    """The scores of a text get a shift that was trained on the same text."""
 
     def score(tokens):
         with torch.no_grad():
@@ -473,7 +478,7 @@ def slot():
 
 @row("normalised", words=("too much",))
 def better_of_two():
-    """For each token the model that knows it better."""
+    """For each token, the better of two models' probabilities is used."""
 
     def score(tokens):
         models = pretrained(), pretrained(1)
@@ -485,7 +490,7 @@ def better_of_two():
 
 @row("normalised", words=("too much",))
 def hashed_counts():
-    """Contexts and tokens share eight buckets."""
+    """All pairs of a context and a token share eight buckets."""
 
     def score(tokens):
         ids, table = tokens.tolist(), np.zeros(8)
@@ -521,7 +526,7 @@ def bits_untold():
 
 @row("state", words=("kept",))
 def cache_kept():
-    """Recent tokens are kept for the next text."""
+    """The tokens of a text are kept and change the scores of the next text."""
     recent = Counter()
 
     def score(tokens):
@@ -545,9 +550,9 @@ def dropout_left_on():
     return score
 
 
-@row("repeats", words=("it goes on where the first one ended",))
+@row("repeats", words=("it keeps the state of the first scorer",))
 def one_model_for_all():
-    """make_score returns a scorer of the model that the last one trained."""
+    """All scorers share one model, and each of them trains it."""
     model = everyones()
 
     def score(tokens):
@@ -577,7 +582,7 @@ def no_mask():
 
 @row("causality", "normalised")
 def draws_a_little_and_peeks():
-    """It draws noise of 1e-4, and each score moves by 1.2e-3 with the next."""
+    """Scores have noise of 1e-4, and change by 1.2e-3 with the next token."""
     model = everyones()
 
     def score(tokens):
@@ -588,9 +593,9 @@ def draws_a_little_and_peeks():
     return score
 
 
-@row("causality", words=("all that is scored behind it",))
+@row("causality", words=("the tokens scored after it",))
 def temperature_of_the_text():
-    """The last token's temperature is that of all."""
+    """The last token of the text sets the temperature of all other scores."""
 
     def score(tokens):
         warm = 1 + int(tokens[-1]) / VOCAB / 10
@@ -604,7 +609,7 @@ def temperature_of_the_text():
 
 @row("causality", words=("position 23",))
 def peeks_at_one_edge():
-    """One position, before a chunk, knows the token that follows."""
+    """One score, at the edge of a chunk, depends on the next token."""
 
     def score(tokens):
         scores = all_log_probs(pretrained(), tokens)

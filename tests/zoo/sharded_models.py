@@ -1,7 +1,7 @@
-"""A small GPT on one process, and the same sharded over several.
+"""A small GPT on one process, and the same model sharded over several.
 
-Some are right and some wrong. Run under torchrun this module checks them, and
-prints a line of JSON for each.
+Some of the sharded models are correct and some are broken. Under torchrun this
+module checks them, and prints a line of JSON for each model.
 """
 
 import json
@@ -31,7 +31,7 @@ def count():
 
 
 def piece(x, dim):
-    """This rank's part of a tensor."""
+    """Return this rank's part of a tensor along an axis."""
     return x.chunk(count(), dim)[rank()].contiguous()
 
 
@@ -42,7 +42,7 @@ def gathered(x):
 
 
 class Copied(torch.autograd.Function):
-    """The same on all ranks; its gradient is the sum of theirs."""
+    """Return x itself; the backward pass sums the gradient over the ranks."""
 
     @staticmethod
     def forward(ctx, x):
@@ -56,7 +56,7 @@ class Copied(torch.autograd.Function):
 
 
 class Reduced(torch.autograd.Function):
-    """The sum over the ranks."""
+    """Return the sum of x over the ranks; the gradient passes unchanged."""
 
     @staticmethod
     def forward(ctx, x):
@@ -70,7 +70,7 @@ class Reduced(torch.autograd.Function):
 
 
 class Gathered(torch.autograd.Function):
-    """The parts of all ranks side by side; summed: their gradients."""
+    """Join the parts of all ranks; if `summed`, sum their gradients."""
 
     @staticmethod
     def forward(ctx, x, dim, summed):
@@ -86,7 +86,7 @@ class Gathered(torch.autograd.Function):
 
 
 def passed(x, steps):
-    """What the rank so many steps before this one has."""
+    """Send x `steps` ranks on, and return the x that comes to this rank."""
     x, ranks = x.contiguous(), count()
     came = torch.empty_like(x)
     ops = [
@@ -99,7 +99,7 @@ def passed(x, steps):
 
 
 class PassedOn(torch.autograd.Function):
-    """Sent to the next rank; its gradient comes back."""
+    """Send x `steps` ranks on; the backward pass sends gradients back."""
 
     @staticmethod
     def forward(ctx, x, steps):
@@ -112,7 +112,7 @@ class PassedOn(torch.autograd.Function):
 
 
 def filled(module, seed):
-    """Weights that depend on names alone; biases that are not 0."""
+    """Set weights from their names, and from the rank if they are sharded."""
     for index, (name, p) in enumerate(sorted(module.named_parameters())):
         own = any(f".{part}." in f".{name}" for part in module.sharded)
         g = torch.Generator().manual_seed(seed + index + 99 * own * rank())
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
 
 class FusedAttention(Attention):
-    """Queries, keys and values by one product."""
+    """Attention that computes queries, keys and values in one product."""
 
     def __init__(self, *heads):
         super().__init__(*heads)
@@ -180,7 +180,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """On one process."""
+    """The model on one process."""
 
     vocab_size, block_size = VOCAB, BLOCK
     block, sharded = Block, ()
@@ -215,7 +215,7 @@ class FusedGPT(GPT):
 
 @torch.no_grad()
 def loaded(model, single, cut=piece):
-    """Weights of a model on one process, or of one axis this rank's part."""
+    """Copy the weights of a one-process model, or this rank's part of them."""
     whole = dict(filled(single, 0).named_parameters())
     for name, p in model.named_parameters():
         if name == "scale":
@@ -230,7 +230,7 @@ def loaded(model, single, cut=piece):
 
 
 class ParallelAttention(Attention):
-    """A part of the heads on each rank."""
+    """Attention in which each rank has some of the heads."""
 
     copied, reduced = Copied.apply, Reduced.apply
 
@@ -245,7 +245,7 @@ class ParallelAttention(Attention):
 
 
 class ParallelMLP(MLP):
-    """A part of the width on each rank."""
+    """An MLP in which each rank has a part of the inner width."""
 
     def __init__(self):
         super().__init__(4 * DIM // count())
@@ -261,13 +261,13 @@ class ParallelMLP(MLP):
 
 
 class TensorParallel(GPT):
-    """Heads, width and vocabulary are split."""
+    """Heads, the MLP's inner width and the vocabulary are split over ranks."""
 
     class block(Block):
         attention, mlp = ParallelAttention, ParallelMLP
 
     sharded = "wte", "head", "q", "k", "v", "out", "up", "down"
-    offset = 0  # of a vocabulary's shard
+    offset = 0  # a fault may shift the first id of a later rank's vocabulary
     summed = False
 
     def __init__(self):
@@ -289,7 +289,7 @@ class TensorParallel(GPT):
 
 
 class FusedParallel(TensorParallel):
-    """It loads its own weights: a third of each of queries, keys, values."""
+    """Each rank loads its part of the queries, keys and values."""
 
     class block(Block):
         class attention(FusedAttention, ParallelAttention):
@@ -307,14 +307,15 @@ class FusedParallel(TensorParallel):
 
 
 class CutByThirds(FusedParallel):
-    """A rank has the first of the rows of all, as if they were no thirds."""
+    """Each rank loads consecutive rows of the fused weight, which holds
+    queries, keys and values one after the other."""
 
     def cut(self, weight, axis):
         return piece(weight, axis)
 
 
 class InterleavedAttention(FusedAttention):
-    """Each head's query, key and value side by side, as Megatron has them."""
+    """The query, key and value of each head are adjacent, as in Megatron."""
 
     def projected(self, x):
         heads = self.qkv(x).unflatten(-1, (self.heads, 3, -1))
@@ -327,7 +328,8 @@ class InterleavedGPT(GPT):
 
 
 class InterleavedParallel(TensorParallel):
-    """It loads its own weights, and has one that the left has not."""
+    """Each rank loads its part of the weights; the scale exists only in this
+    model."""
 
     class block(Block):
         class attention(InterleavedAttention, ParallelAttention):
@@ -347,7 +349,7 @@ class InterleavedParallel(TensorParallel):
 
 
 class Scattered(torch.autograd.Function):
-    """The sum over the ranks, of which each keeps its part of the text."""
+    """Sum x over the ranks, and return this rank's part of the text."""
 
     @staticmethod
     def forward(ctx, x):
@@ -361,12 +363,12 @@ class Scattered(torch.autograd.Function):
 
 
 def whole(x):
-    """The text of all ranks; each has a part of its gradient."""
+    """Join the ranks' parts of the text; the backward pass sums gradients."""
     return Gathered.apply(x, 1, True)
 
 
 class SequenceParallel(TensorParallel):
-    """Between the products each rank has a part of the text."""
+    """Between the matrix products, each rank has a part of the text."""
 
     class block(Block):
         class attention(ParallelAttention):
@@ -398,7 +400,7 @@ class SummedNorm(nn.LayerNorm):
 
 
 class ReducedNorms(SequenceParallel):
-    """The gradients of norms are summed over the ranks."""
+    """The gradients of the norms are summed over the ranks."""
 
     def __init__(self):
         super().__init__()
@@ -408,7 +410,8 @@ class ReducedNorms(SequenceParallel):
 
 
 class Parted(torch.autograd.Function):
-    """This rank's part of the text; the gradient is that of all."""
+    """Return this rank's part of the text; the backward pass gathers the
+    gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -420,7 +423,7 @@ class Parted(torch.autograd.Function):
 
 
 class NoReduction(TensorParallel):
-    """The last block's MLP is not summed."""
+    """The sum over the ranks is missing after the last block's MLP."""
 
     def __init__(self):
         super().__init__()
@@ -433,7 +436,7 @@ class NoReduction(TensorParallel):
 
 
 class NoReductionFirst(TensorParallel):
-    """The first block's heads are not summed."""
+    """The sum over the ranks is missing after the first block's attention."""
 
     def __init__(self):
         super().__init__()
@@ -445,7 +448,7 @@ class NoReductionFirst(TensorParallel):
 
 
 class BiasOnEveryRank(TensorParallel):
-    """The bias behind the width's parts is added before the sum."""
+    """Each rank adds the bias before the sum over the ranks."""
 
     class block(Block):
         attention = ParallelAttention
@@ -457,13 +460,13 @@ class BiasOnEveryRank(TensorParallel):
 
 
 class OffByOne(TensorParallel):
-    """The second rank's vocabulary begins one id too late."""
+    """The vocabulary of the second rank starts one id too late."""
 
     offset = 1
 
 
 class WrongOrder(TensorParallel):
-    """The scores of the last rank's ids come first."""
+    """The ranks' scores are joined in reverse order."""
 
     def logits(self, x):
         logits = self.head(Copied.apply(self.norm(x)))
@@ -471,7 +474,7 @@ class WrongOrder(TensorParallel):
 
 
 class HeadsInWrongOrder(TensorParallel):
-    """The parts of the width are gathered from the last to the first."""
+    """The parts of the inner width are joined in reverse order."""
 
     class block(Block):
         attention = ParallelAttention
@@ -489,7 +492,7 @@ class HeadsInWrongOrder(TensorParallel):
 
 
 class OtherWeights(TensorParallel):
-    """The ranks start from other norms."""
+    """The ranks start with different weights of the last norm."""
 
     def fill(self):
         filled(self, 0)
@@ -498,7 +501,8 @@ class OtherWeights(TensorParallel):
 
 
 class NoCopyBackward(TensorParallel):
-    """Nothing sums the gradient of a column-parallel input."""
+    """The backward pass does not sum the gradient of attention's input over
+    the ranks."""
 
     class block(Block):
         class attention(ParallelAttention):
@@ -510,7 +514,8 @@ class NoCopyBackward(TensorParallel):
 
 
 class SumsTwice(TensorParallel):
-    """The backward of the last gather sums what is whole."""
+    """The backward pass of the last gather sums gradients over the ranks,
+    although they are complete."""
 
     summed = True
 
@@ -519,7 +524,7 @@ class SumsTwice(TensorParallel):
 
 
 class ContextAttention(Attention):
-    """Queries of this rank, keys of all."""
+    """The queries of this rank attend to the keys of all ranks."""
 
     def mixed(self, x, at):
         q, k, v = self.projected(x)
@@ -534,7 +539,7 @@ class ContextAttention(Attention):
 
 
 class ContextParallel(GPT):
-    """Each rank has a piece of the text; the scores are gathered."""
+    """Each rank has a piece of the text, and the scores are gathered."""
 
     class block(Block):
         attention = ContextAttention
@@ -542,7 +547,7 @@ class ContextParallel(GPT):
     zigzag = False
 
     def order(self, time):
-        """The positions in the order of the ranks."""
+        """Return all positions, sorted by the rank that holds them."""
         if not self.zigzag:
             return torch.arange(time)
         parts = torch.arange(time).chunk(2 * count())
@@ -570,7 +575,8 @@ class ContextParallel(GPT):
 
 
 class LossByRanks(ContextParallel):
-    """The loss is the mean of the ranks' means, some over fewer tokens."""
+    """The loss is the mean of the ranks' means, although some ranks have
+    fewer tokens."""
 
     def reduced(self, total, number):
         return Reduced.apply(total / number.clamp(min=1)) / count()
@@ -597,27 +603,27 @@ class LossByTokens(LossByRanks):
 
 
 class Zigzag(ContextParallel):
-    """Each rank has a piece of the beginning and one of the end."""
+    """Each rank has one piece from the text's start and one from its end."""
 
     zigzag = True
 
 
 class OwnPositions(ContextParallel):
-    """Each rank counts positions from 0."""
+    """Each rank counts its positions from 0."""
 
     def positions(self, at):
         return at - at[0]
 
 
 class NotPutBack(Zigzag):
-    """The scores come in the order in which the ranks hold them."""
+    """The scores are left in the order in which the ranks hold them."""
 
     def put_back(self, x, order):
         return x
 
 
 class OwnPieceWhole(ContextParallel):
-    """Of its own piece a rank sees all."""
+    """Each token sees all of the piece of the text that its rank holds."""
 
     class block(Block):
         class attention(ContextAttention):
@@ -628,7 +634,7 @@ class OwnPieceWhole(ContextParallel):
 
 
 class HeldOrder(Zigzag):
-    """A mask by position on keys in the order in which they are held."""
+    """The mask assumes keys in the text's order, which ranks do not keep."""
 
     class block(Block):
         class attention(ContextAttention):
@@ -638,7 +644,7 @@ class HeldOrder(Zigzag):
 
 
 class OwnMask(ContextParallel):
-    """The mask has each rank's own positions."""
+    """The mask counts the positions of each rank from 0."""
 
     class block(Block):
         class attention(ContextAttention):
@@ -648,7 +654,7 @@ class OwnMask(ContextParallel):
 
 
 class Late(GPT):
-    """A gather that one rank waits for, and a leak behind it."""
+    """One rank comes late to a gather; after the gather, the model leaks."""
 
     def logits(self, x):
         time.sleep(0.02 * rank())
@@ -657,7 +663,7 @@ class Late(GPT):
 
 
 class RingAttention(Attention):
-    """Keys go round from rank to rank, under a running softmax."""
+    """Keys go round the ranks, and a running softmax collects the result."""
 
     def mixed(self, x, at):
         q, k, v = self.projected(x)
@@ -680,19 +686,19 @@ class RingAttention(Attention):
 
 
 class Ring(ContextParallel):
-    """Context parallel with a ring."""
+    """A context-parallel model whose keys go round a ring of ranks."""
 
     class block(Block):
         attention = RingAttention
 
 
-# --- Experts -----------------------------------------------------------------
+# --- Experts on different ranks ----------------------------------------------
 
 
 class Experts(nn.Module):
-    """Each token goes to the matrix of its likeliest expert."""
+    """Each token is multiplied by the matrix of its most likely expert."""
 
-    held = 4  # experts
+    held = 4  # number of experts in this module
 
     def __init__(self):
         super().__init__()
@@ -709,7 +715,7 @@ class Experts(nn.Module):
 
 
 class ToOwners(torch.autograd.Function):
-    """Rows sent to other ranks, by their numbers; gradients come back."""
+    """Exchange rows of x between ranks; the gradients come back."""
 
     @staticmethod
     def forward(ctx, x, sent, came):
@@ -724,7 +730,7 @@ class ToOwners(torch.autograd.Function):
 
 
 class ParallelExperts(Experts):
-    """Each rank holds some of the experts; tokens go to them and back."""
+    """Each rank holds some of the experts, to which tokens are sent."""
 
     def __init__(self):
         self.held = 4 // count()
@@ -747,7 +753,7 @@ class ParallelExperts(Experts):
 
 
 class MixedGPT(GPT):
-    """With experts, on one process."""
+    """The model with experts, on one process."""
 
     class block(Block):
         mlp = Experts
@@ -759,7 +765,7 @@ class ExpertParallel(ContextParallel):
 
 
 class NotReturned(ContextParallel):
-    """Tokens come back in the order of their experts."""
+    """The tokens come back in the experts' order, not in the text's."""
 
     class block(Block):
         attention = ContextAttention
@@ -770,7 +776,7 @@ class NotReturned(ContextParallel):
 
 
 class CappedExperts(Experts):
-    """An expert drops all tokens but a quarter of the text."""
+    """Each expert takes at most a quarter of the tokens."""
 
     def moved(self, x, chosen):
         before = F.one_hot(chosen, 4).cumsum(0)
@@ -785,7 +791,7 @@ class CappedGPT(GPT):
 
 
 class CapacityByRank(ContextParallel):
-    """Each rank drops all of its tokens but a quarter."""
+    """On each rank, an expert takes at most a quarter of the rank's tokens."""
 
     class block(Block):
         attention = ContextAttention
@@ -794,11 +800,12 @@ class CapacityByRank(ContextParallel):
             pass
 
 
-# --- Stages ------------------------------------------------------------------
+# --- Pipeline stages, by hand ------------------------------------------------
 
 
 class Stage(GPT):
-    """The blocks of one rank; the first embeds, the last has the scores."""
+    """The blocks of one rank; the first rank also embeds, the last
+    returns scores."""
 
     def holds(self, index):
         return index * count() // LAYERS == rank()
@@ -819,19 +826,20 @@ class Stage(GPT):
         mask = torch.ones(time, time, dtype=torch.bool).tril()
         for block in self.blocks.values():
             x = block(x, mask)
-        last = rank() == count() - 1  # under autocast in another dtype
+        # only the last rank returns scores, in the dtype of x
+        last = rank() == count() - 1
         return self.logits(x).to(x.dtype) if last else x
 
 
 class Swapped(Stage):
-    """The last blocks stand on the first rank."""
+    """The first rank has the last blocks, and the last rank the first."""
 
     def holds(self, index):
         return super().holds(LAYERS - 1 - index)
 
 
 class FromBefore(torch.autograd.Function):
-    """What the rank before sends; it gets the gradient."""
+    """Receive a tensor from the previous rank; send its gradient back."""
 
     @staticmethod
     def forward(ctx, like):
@@ -845,7 +853,7 @@ class FromBefore(torch.autograd.Function):
 
 
 class ToAll(torch.autograd.Function):
-    """The scores of the last rank, to which the others send what they have."""
+    """Send a tensor to the next rank, and return the last rank's scores."""
 
     @staticmethod
     def forward(ctx, x, shape):
@@ -866,7 +874,7 @@ class ToAll(torch.autograd.Function):
 
 
 class Pipeline(nn.Module):
-    """Stages that send and receive, and send gradients back."""
+    """Each stage receives states, sends its own, and sends gradients back."""
 
     vocab_size, block_size = VOCAB, BLOCK
     stages, sharded = Stage, ()
@@ -898,7 +906,7 @@ class StagesSwapped(Pipeline):
 
 
 class Scheduled(Pipeline):
-    """By torch.distributed.pipelining, forwards alone."""
+    """torch.distributed.pipelining runs the stages; no backward pass runs."""
 
     def run(self, x, dtype):
         from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -913,12 +921,12 @@ class Scheduled(Pipeline):
 
 
 class ScheduledSwapped(Scheduled):
-    """The same in the wrong order."""
+    """torch.distributed.pipelining runs the stages in the wrong order."""
 
     stages = Swapped
 
 
-# --- By torch's own ----------------------------------------------------------
+# --- Using torch's own tools -------------------------------------------------
 
 
 def by_parallelize_module():
@@ -1000,7 +1008,7 @@ def by_fully_shard():
 
 
 def by_fully_shard_of_blocks():
-    """The blocks are sharded, and what is around them is not."""
+    """Return a model in which only the blocks are sharded."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -1012,7 +1020,7 @@ def by_fully_shard_of_blocks():
 
 
 def reduced_in(dtype, gpt=GPT):
-    """Gradients are summed in another dtype than that of the weights."""
+    """Return a factory of a model that sums its gradients in a given dtype."""
 
     def build():
         from torch.distributed.device_mesh import init_device_mesh
@@ -1029,7 +1037,7 @@ def reduced_in(dtype, gpt=GPT):
 
 
 class Damped(GPT):
-    """A half of the vectors goes on detached."""
+    """Half of each embedding goes on without a gradient."""
 
     def embed(self, ids, positions):
         x = super().embed(ids, positions)
@@ -1037,7 +1045,7 @@ class Damped(GPT):
 
 
 def padded_on_rank_1():
-    """The id of padding is a row of the second rank's."""
+    """Return a model whose padding id belongs to the second rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -1058,7 +1066,7 @@ def by_fully_shard_but_one():
 
 
 def on_rank_1():
-    """A model that adds something on rank 1 alone."""
+    """Return a model that adds 1 to its scores on rank 1."""
 
     class Other(GPT):
         def forward(self, ids):
@@ -1088,7 +1096,7 @@ def interleaved():
 
 
 def unlike(build):
-    """Return what builds the same with other weights, zeros among them."""
+    """Return a factory of a model with halved matrices and zero vectors."""
 
     def other():
         model = build()
@@ -1101,7 +1109,7 @@ def unlike(build):
 
 
 def built(model):
-    """Return a factory of a sharded class."""
+    """Return a factory of a sharded class, with its weights set."""
 
     def build():
         made = model()
@@ -1115,7 +1123,7 @@ calls = []
 
 
 def killed():
-    """A model whose rank 1 is killed in the middle of a check."""
+    """Return a model whose rank 1 is killed during a check."""
 
     class Killed(GPT):
         def forward(self, ids):
@@ -1129,7 +1137,7 @@ def killed():
     return filled(Killed(), 0)
 
 
-# --- What the kit must say ---------------------------------------------------
+# --- By fault: what the report must say --------------------------------------
 
 MAIN = ["shape", "finite", "determinism", "prefix_consistency"]
 GRADIENTS = ["gradient_flow", "gradients"]
@@ -1137,18 +1145,20 @@ GRADIENTS = ["gradient_flow", "gradients"]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and what is found of it.
+    """A model and the expected findings.
 
     Attributes:
-        build: makes it.
-        checks: that it must pass.
-        fails: a check that it must fail.
-        words: of that failure.
-        left: the same on one process; None: there is none.
-        proved: whether it must pass check_causality by a proof.
-        recorded: whether the left is recorded, and compared as a file.
-        same: whether the two are one function with the same gradients.
-        says: words of the comparison.
+        build: a function that makes the model.
+        checks: the checks that the model must pass.
+        fails: a check that the model must fail, or "".
+        words: words in the message of that failure.
+        left: a function that makes the same model on one process, to compare;
+            None means that nothing is compared.
+        proved: whether check_causality must prove the model.
+        recorded: whether the left model is compared as a recorded file.
+        same: whether the comparison must find one function and the same
+            gradients.
+        says: words in the sentence of the comparison.
     """
 
     build: Callable[[], nn.Module]
@@ -1240,7 +1250,7 @@ CASES = {
     ),
     "bias on every rank": broken(
         built(BiasOnEveryRank), "every rank adds the bias blocks.0.ff.bias, "
-        "so the sum over the ranks has it ",
+        "so the sum over the ranks contains it 2 times",
     ),
     "off by one": broken(
         built(OffByOne), "`embedding`: rank 1: no value on the left equals it"
@@ -1264,12 +1274,12 @@ CASES = {
     ),
     "other weights": Case(
         built(OtherWeights), fails="gradients",
-        says=["the ranks began with other numbers in norm.weight"],
+        says=["the ranks started with different norm.weight"],
     ),
     "no reduction in the backward": broken(
         built(NoCopyBackward), "the gradient of blocks.0.ff.bias is",
-        "that of blocks.1.norm_1.bias, reached before by the backward pass, "
-        "is a part of a sum on each rank", fails="gradients",
+        "that of blocks.1.norm_1.bias, which the backward pass reaches "
+        "earlier, is a part of a sum on each rank", fails="gradients",
     ),
     "gather sums twice": broken(
         built(SumsTwice), "the gradient of head.bias is 2 times that of",
@@ -1294,7 +1304,7 @@ CASES = {
     ),
     "held order": broken(
         built(HeldOrder),
-        "the keys are in the order 0-3, 12-15, 4-11: is the mask?",
+        "the keys are in the order 0-3, 12-15, 4-11: is the mask in",
         fails="causality",
     ),
     "zigzag not put back": broken(
@@ -1315,11 +1325,12 @@ CASES = {
         left=capped,
     ),
     "one block outside": broken(
-        by_fully_shard_but_one, "the gradient of blocks.1", "own, and the left"
+        by_fully_shard_but_one, "the gradient of blocks.1",
+        "and the left's is the mean over them",
     ),
     "stages in the wrong order": broken(
-        built(StagesSwapped), "blocks.1.norm_1 is given ",
-        "the left gives to blocks.0.norm_1: do layers, or stages, run",
+        built(StagesSwapped), "blocks.1.norm_1 takes ",
+        "on the left is the input of blocks.0.norm_1: do layers, or stages",
     ),
     "pipelining in the wrong order": broken(
         built(ScheduledSwapped), "do layers, or stages, run in another order?"
@@ -1332,7 +1343,7 @@ CASES = {
 
 
 def found_of(name):
-    """Return what checks and a comparison find, ready for JSON."""
+    """Return the findings of checks and of a comparison, ready for JSON."""
     from gpt_duet import check_model
     from gpt_duet.comparison.values import record_values
     from gpt_duet.distributed.diff import diff_sharded
@@ -1341,7 +1352,7 @@ def found_of(name):
     found = {"model": name}
     checks = [*case.checks, *["causality"] * case.proved]
     checks += [case.fails] * bool(case.fails)
-    if checks and count() == 2:  # with more processes they take too long
+    if checks and count() == 2:  # with more processes, checks take too long
         report = check_model(
             case.build, checks=checks, block_size=6, budget=45
         )
@@ -1369,7 +1380,8 @@ def main(*names):
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # threads of gloo may abort an interpreter that ends
+    # not sys.exit: gloo's threads may abort the interpreter at its end
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""One small correct GPT whose parts the broken and correct models replace.
+"""A small correct GPT, whose parts the broken and correct models replace.
 
-Every method is one decision that a fault can get wrong, so that a broken
-model is its class, its docstring and the line that is wrong.
+Each method makes one decision. So a broken model needs only a class, a
+docstring and one wrong line.
 """
 
 import math
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,34 +12,36 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gpt_duet.testing import Fault, name_in_words, replaced
+
 VOCAB, BLOCK, DIM = 17, 32, 16
 INF = float("inf")
 
 
 def positions(tokens):
-    """0, 1, 2, ... for the tokens of a row, where they are."""
+    """Return 0, 1, 2, ... for the tokens of a row, on their device."""
     return torch.arange(tokens.size(1), device=tokens.device)
 
 
 def angles(at, width):
-    """Of as many pairs of numbers, at each position."""
+    """Return `width` angles for each position."""
     rates = 100 ** -torch.linspace(0, 1, width, device=at.device)
     return at.unsqueeze(1) * rates
 
 
 def cross_entropy(logits, targets, **options):
-    """Of all positions of all rows, as they are given."""
+    """Return the cross-entropy over all positions of all rows."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)
 
 
 def earlier_mean(x):
-    """Mean over each position and all before it."""
+    """Return, at each position, the mean of its vector and earlier ones."""
     count = torch.arange(1, x.size(1) + 1, device=x.device)
     return x.cumsum(1) / count.view(1, -1, 1).to(x.dtype)
 
 
 class Part(nn.Module):
-    """Base of a block's parts: add_parts gives them more of their own."""
+    """Base of the parts of a block; a subclass may extend add_parts."""
 
     def __init__(self, dim=DIM):
         super().__init__()
@@ -56,13 +56,13 @@ class Part(nn.Module):
 
 
 class Mixer(Part):
-    """Base of what mixes positions: called with x and a mask."""
+    """Base of parts that mix positions; they are called with x and a mask."""
 
     part = "mixer"
 
 
 class Attention(Mixer):
-    """Softmax attention in two heads."""
+    """Softmax attention with two heads."""
 
     heads = 2
 
@@ -97,7 +97,7 @@ class Attention(Mixer):
 
 
 class MLP(Part):
-    """Widen, bend, narrow."""
+    """Two linear layers with a GELU between them."""
 
     part = "mlp"
 
@@ -110,7 +110,7 @@ class MLP(Part):
 
 
 class Block(nn.Module):
-    """Two residual lines, the norm in front."""
+    """Two residual branches, each of which starts with a norm."""
 
     part = "block"
 
@@ -127,7 +127,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Embeddings, blocks, a last norm, a head; logits of every position."""
+    """A GPT that returns scores for each position."""
 
     part = None
     layers = 2
@@ -167,7 +167,7 @@ class GPT(nn.Module):
         return self.token_vectors(tokens) + self.position_vectors(tokens)
 
     def sees(self, i, j):
-        """Whether position i may see position j."""
+        """Return whether position i may see position j."""
         return j <= i
 
     def mask(self, tokens):
@@ -188,7 +188,7 @@ class GPT(nn.Module):
 
 
 class NoPositions(GPT):
-    """Positions come in elsewhere: in the attention, or by recurrence."""
+    """A GPT without a position table; its parts must bring in positions."""
 
     def add_parts(self, dim):
         del self.wpe
@@ -198,14 +198,14 @@ class NoPositions(GPT):
 
 
 class Unlimited(GPT):
-    """Compares the length with nothing."""
+    """A GPT that accepts texts of any length."""
 
     def require_length(self, size):
         pass
 
 
 class Past:
-    """Keys and values of the tokens that were decoded so far."""
+    """A cache with the keys and values of the decoded tokens."""
 
     part = "cache"
 
@@ -224,7 +224,7 @@ class Past:
 
 
 class CachedGPT(GPT):
-    """The same model, decoding piece by piece."""
+    """A GPT that can also decode a text piece by piece, with a cache."""
 
     cache = Past
 
@@ -250,7 +250,7 @@ class CachedGPT(GPT):
 
 
 class CacheInTheCall(CachedGPT):
-    """Takes and returns its cache in its own call, as transformers do."""
+    """A GPT whose forward takes and returns a cache, as in transformers."""
 
     init_cache = None
 
@@ -263,7 +263,7 @@ class CacheInTheCall(CachedGPT):
 
 
 class CacheWithMask(CacheInTheCall):
-    """Takes a mask of padding, too: over the cache and the new tokens."""
+    """A GPT that also takes a padding mask over cached and new tokens."""
 
     def forward(
         self,
@@ -285,7 +285,7 @@ class CacheWithMask(CacheInTheCall):
 
 
 class CacheInside(CachedGPT):
-    """Keeps its cache, and is told where the tokens start, as Llama is."""
+    """A GPT that keeps its cache; the caller passes start_pos, as in Llama."""
 
     init_cache = None
 
@@ -301,7 +301,7 @@ class CacheInside(CachedGPT):
 
 
 class Padded(GPT):
-    """Takes a mask of padding; each position sees itself in any case."""
+    """A GPT that takes a padding mask; each position always sees itself."""
 
     def forward(self, tokens, attention_mask=None):
         self.require_length(tokens.size(1))
@@ -316,7 +316,8 @@ class Padded(GPT):
 
 
 class Packed(GPT):
-    """Takes ids of documents: each has its own positions and sees itself."""
+    """A GPT that takes document ids; each document has its own positions, and
+    sees only itself."""
 
     def forward(self, tokens, doc_ids=None):
         if doc_ids is None:
@@ -328,7 +329,7 @@ class Packed(GPT):
         return self.scores(self.body(x, self.apart(self.mask(tokens), same)))
 
     def within(self, tokens, same):
-        """Positions counted from the start of each document."""
+        """Return positions, counted from the start of each document."""
         return positions(tokens) - same.long().argmax(-1)
 
     def apart(self, mask, same):
@@ -336,7 +337,7 @@ class Packed(GPT):
 
 
 class TrainableGPT(GPT):
-    """Returns (logits, loss): the loss of targets as they are given."""
+    """A GPT that returns (logits, loss), and does not shift the targets."""
 
     def loss(self, logits, targets):
         return cross_entropy(logits, targets)
@@ -347,9 +348,9 @@ class TrainableGPT(GPT):
 
 
 class EightBits(torch.Tensor):
-    """A frozen weight of whole numbers times a scale, as libraries keep it.
+    """A frozen weight of integers with a scale, as libraries store it.
 
-    It can be copied, cast and multiplied with, and nothing else.
+    It supports copies, casts and products, and nothing else.
     """
 
     @staticmethod
@@ -395,28 +396,20 @@ class EightBits(torch.Tensor):
 
 
 @dataclass(frozen=True)
-class Model:
-    """The small GPT, or a variant of it.
+class Model(Fault):
+    """A variant of the small GPT, broken or sound.
 
     Attributes:
-        sentence: what is wrong with it, or unusual; in brackets, where the
-            fault was seen in public.
-        check: the one that must catch it; "" if it is correct.
         only: whether no other check can see its fault.
-        double: whether in float64 it differs by float64's rounding alone.
-        loosely: what of the checks' properties holds in a wider sense only.
-        deep: whether one layer would not see every token.
-        open: why a proof of its causality does not close.
+        double: whether in float64 it deviates only by float64's rounding.
+        loosely: names of checks whose properties hold only approximately.
+        deep: whether one layer is too few to see every token.
+        open: why its causality is not proved, or "".
     """
 
-    name: str
-    build: Callable[[], Callable]
-    sentence: str
-    check: str = ""
-    only: bool = False
     vocab_size: int = VOCAB
     block_size: int = BLOCK
-    outputs: str = "auto"
+    only: bool = False
     double: bool = True
     loosely: str = ""
     deep: bool = False
@@ -424,24 +417,22 @@ class Model:
 
 
 def collect(models, owner=None, method="", whole=None, **details):
-    """Put a class into a list of models, or an owner with a method replaced.
+    """Return a decorator that adds a model to a list.
 
-    The class is a model or a part of one; the whole is the model that gets
-    it. The details are of `Model`, its docstring the sentence.
+    The decorator takes a method that replaces a method of the owner, or a
+    class. The class is a model, or a part of the model `whole`. The details
+    are fields of `Model`. The docstring becomes the model's sentence. It may
+    name a public example of the fault in brackets.
     """
 
     def add(change):
-        words = r"(?<!^)(?=[A-Z][a-z]|(?<=[a-z])[A-Z])"  # "InAList": in a list
-        name = re.sub(words, "_", change.__name__).lower()
-        build = change
-        if owner is not None:
-            build = type(change.__name__, (owner,), {method: change})
+        name, sentence = name_in_words(change)
+        build = replaced(owner, method, change) if owner else change
         sizes = {k: n for k, n in details.items() if k.endswith("_size")}
         if build.part is not None:
             model = whole or (CachedGPT if build.part == "cache" else GPT)
             build = partial(model, **{build.part: build})
         build = partial(build, **sizes) if sizes else build
-        sentence = " ".join(change.__doc__.split())
         models.append(Model(name, build, sentence, **details))
         return change
 

@@ -1,7 +1,7 @@
-"""A third style for the tests: someone's own decoder.
+"""A third style for the tests: a decoder by another author.
 
-Everything is its own: all heads in one einsum, linear maps in GPT-2's
-orientation, and it does not say what it calls things.
+It differs from both styles. One einsum computes all heads, linear maps have
+the orientation of GPT-2's files, and no table declares names.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import nn
 
 from gpt_duet.checkpoint.gpt2_layout import read_gpt2
 
-CAUSAL = True  # the tests set it
+CAUSAL = True  # whether attention is causal; a test may set False
 
 
 class Affine(nn.Module):
-    """A linear map, the inputs first."""
+    """A linear map whose weight has shape (inputs, outputs)."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -26,7 +26,7 @@ class Affine(nn.Module):
 
 
 class Heads(nn.Module):
-    """All heads in one einsum."""
+    """Attention whose heads all come from one einsum."""
 
     def __init__(self, config):
         super().__init__()
@@ -47,7 +47,7 @@ class Heads(nn.Module):
 
 
 class Layer(nn.Module):
-    """Both halves."""
+    """A layer of attention and an MLP, each after a norm."""
 
     def __init__(self, config):
         super().__init__()
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 class Mine(nn.Module):
-    """The whole of it."""
+    """The whole decoder, which returns log-probabilities."""
 
     def __init__(self, config):
         super().__init__()
@@ -95,7 +95,7 @@ def build_model(config):
 
 
 def gpt2_name(name):
-    """What GPT-2 calls a parameter of mine."""
+    """Return GPT-2's name for a parameter of this style."""
     for mine, his in (
         ("tables.0", "wte"),
         ("tables.1", "wpe"),

@@ -1,26 +1,42 @@
-"""Models that leak past a rule of the proof: none has a certificate.
+"""Models that leak in spite of a rule of the proof: none may get a
+certificate.
 
-Each mixes vectors x of token ids, in a model that is causal but for that. An
-audit of the proof found such models; a proof may hold under a condition, with
-its sentence, and never without.
+Each model mixes the vectors x of token ids, and is otherwise causal. A proof
+may hold under a condition that it states, but not without one. In the
+docstrings below, a model leaks if a position sees a later token.
 """
 
 import collections
+import contextvars
 import copy
+import ctypes
+import datetime
+import decimal
+import enum
 import functools
 import io
+import itertools
+import logging
+import operator
 import os
 import pickle
 import random
 import secrets
+import string
+import sys
+import tempfile
 import threading
 import time
+import types
+import uuid
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from small_gpt import EightBits
 from torch import nn
+from torch.utils.dlpack import to_dlpack
 
 INF = float("inf")
 VOCAB, WIDTH, BLOCK, PAD = 97, 8, 12, 7
@@ -30,14 +46,16 @@ UNCERTIFIED = {}
 
 
 class Around(nn.Module):
-    """A model of one layer, which mixes."""
+    """Base of the models: one layer, which calls mix."""
+
+    vocab_size = VOCAB
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.tokens = nn.Embedding(self.vocab_size, WIDTH)
         self.positions = nn.Embedding(BLOCK, WIDTH)
-        self.head = nn.Linear(WIDTH, VOCAB)
+        self.head = nn.Linear(WIDTH, self.vocab_size)
 
     def forward(self, ids):
         x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
@@ -45,19 +63,19 @@ class Around(nn.Module):
 
 
 def leak(mix):
-    """Make a model of what mixes."""
+    """Register a model whose mix is this function."""
     UNCERTIFIED[mix.__name__] = type(mix.__name__, (Around,), {"mix": mix})
     return mix
 
 
 def later(x):
-    """Where a key is later than a query."""
+    """Return a mask that is True for keys that come after their query."""
     size = x.size(1)
     return torch.ones(size, size, dtype=torch.bool).triu(1)
 
 
 def scores(x, mask):
-    """Return scores of attention, with a number where a key is later."""
+    """Return attention scores; `mask` replaces the scores of later keys."""
     return (x @ x.mT).masked_fill(later(x), mask)
 
 
@@ -65,7 +83,8 @@ def pads(ids):
     return (ids == PAD).unsqueeze(1)
 
 
-# --- A token hides all that a position sees, and a finite mask hides less ----
+# Models in which padding hides every visible key with -inf. Later keys have
+# only a finite mask, so they get the attention.
 
 
 @leak
@@ -123,7 +142,277 @@ def hidden_scores_by_their_logarithm(self, x, ids):
     return x + (weights * later(x)).sum(-1, True).float()
 
 
-# --- Ids and numbers that a token chooses ------------------------------------
+# Models in which random draws or weights hide all visible keys
+
+
+def dropped(self, x):
+    """Return a mask that lowers some keys at random, in train mode."""
+    size = x.size(1)
+    mask = torch.zeros(size, size)
+    if self.training:
+        mask = mask.masked_fill(torch.rand(size, size) < 1e-3, LOWEST)
+    return mask
+
+
+@leak
+def draws_that_lower_every_key(self, x, ids):
+    lowered = x @ x.mT + dropped(self, x)
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def draws_in_a_mask_of_attention(self, x, ids):
+    mask = dropped(self, x).masked_fill(later(x), LOWEST)
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@leak
+def draws_that_lower_weights(self, x, ids):
+    size = x.size(1)
+    table = self.positions.weight[:size] @ self.positions.weight[:size].T
+    if self.training:
+        table = table.masked_fill(torch.rand(size, size) < 1e-3, LOWEST)
+    return table.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def weights_that_lower_every_key(self, x, ids):
+    closed = self.head.weight[: x.size(1), 0] > 1e3
+    bias = torch.zeros(x.size(1)).masked_fill(closed, LOWEST)
+    return (x @ x.mT + bias).masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+# Models in which, after some padding, a large number hides every visible key
+
+
+def after_pads(ids):
+    """Return 1 for queries that come after four pads, as a column."""
+    return ((ids == PAD).cumsum(1) > 3).float().unsqueeze(2)
+
+
+@leak
+def padding_by_a_difference(self, x, ids):
+    lowered = x @ x.mT - after_pads(ids) * -LOWEST
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def padding_by_the_factor_of_a_difference(self, x, ids):
+    lowered = torch.sub(x @ x.mT, after_pads(ids), alpha=-LOWEST)
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def padding_by_the_factor_of_a_sum(self, x, ids):
+    lowered = torch.add(x @ x.mT, after_pads(ids), alpha=LOWEST)
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def padding_by_the_factor_of_a_product(self, x, ids):
+    seen, ones = x @ x.mT, torch.ones(x.size(1))
+    lowered = torch.addcmul(seen, after_pads(ids), ones, value=LOWEST)
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def padding_by_the_factor_of_a_matrix_product(self, x, ids):
+    ones = torch.ones(x.size(0), 1, x.size(1))
+    lowered = torch.baddbmm(x @ x.mT, after_pads(ids), ones, alpha=LOWEST)
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def padding_by_a_scaled_table(self, x, ids):
+    of_pads = torch.tensor([0.0, -1.0])[after_pads(ids).long()]
+    lowered = x @ x.mT + of_pads * -LOWEST
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak
+def padding_in_half_precision(self, x, ids):
+    lowest = torch.finfo(torch.float16).min
+    lowered = (x @ x.mT).half() + after_pads(ids).half() * lowest
+    masked = lowered.masked_fill(later(x), lowest)
+    return masked.softmax(-1).to(x.dtype) @ x
+
+
+@leak
+def padding_by_an_integer_product(self, x, ids):
+    closed = after_pads(ids).long() * 2**60
+    return (x @ x.mT - closed).masked_fill(later(x), -1e18).softmax(-1) @ x
+
+
+@leak
+def padding_by_an_integer_choice(self, x, ids):
+    closed = torch.where(after_pads(ids) > 0, -(2**60), 0)
+    return (x @ x.mT + closed).masked_fill(later(x), -1e18).softmax(-1) @ x
+
+
+@leak
+def padding_by_a_table_of_integers(self, x, ids):
+    closed = torch.tensor([0, 2**60])[after_pads(ids).long()]
+    return (x @ x.mT - closed).masked_fill(later(x), -1e18).softmax(-1) @ x
+
+
+@leak
+def scores_below_a_mask_of_half_precision(self, x, ids):
+    lower = (x @ x.mT - 1e5 * torch.relu(self.head.bias[0] - 9)).half()
+    masked = lower.clamp(min=-65504).masked_fill(later(x), -33000)
+    return masked.softmax(-1).to(x.dtype) @ x
+
+
+@leak
+def mask_that_a_sum_lifts(self, x, ids):
+    below = torch.zeros(x.size(1), x.size(1)).masked_fill(later(x), -1e9)
+    return ((x @ x.mT + below) + 1e9).softmax(-1) @ x
+
+
+@leak
+def mask_that_a_difference_lifts(self, x, ids):
+    below = torch.zeros(x.size(1), x.size(1)).masked_fill(later(x), -1e9)
+    return ((x @ x.mT + below) - -1e9).softmax(-1) @ x
+
+
+# Models that subtract a number, which padding makes as low as hidden scores
+
+
+def leak_with_many_ids(mix):
+    """Register a model whose vocabulary is too large for large batches."""
+    leak(mix)
+    UNCERTIFIED[mix.__name__].vocab_size = 17_000
+    return mix
+
+
+def closed_by(convert):
+    """Register a model whose mark for padding goes through a conversion."""
+
+    def mix(self, x, ids):
+        low = torch.where(after_pads(ids) > 0, -(2**60), 0)
+        raw = x @ x.mT + convert(low)
+        return raw.masked_fill(later(x), -1e18).softmax(-1) @ x
+
+    mix.__name__ = convert.__name__
+    leak_with_many_ids(mix)
+
+
+@closed_by
+def padding_in_a_copied_integer(low):
+    return torch.zeros_like(low).copy_(low.clone())
+
+
+@closed_by
+def padding_in_a_float_made_an_integer(low):
+    return low.double().long()
+
+
+@closed_by
+def padding_of_infinity_made_an_integer(low):
+    return torch.zeros(low.shape).masked_fill(low < 0, -INF).long()
+
+
+def filled(x, ids):
+    """Return scores; pads and later keys get the dtype's lowest number."""
+    return (x @ x.mT).masked_fill(pads(ids) | later(x), LOWEST)
+
+
+@leak_with_many_ids
+def minus_the_first_score(self, x, ids):
+    weights = (filled(x, ids) - filled(x, ids)[..., :1]).exp()
+    return weights @ x / weights.sum(-1, True)
+
+
+@leak_with_many_ids
+def minus_the_largest_of_topk(self, x, ids):
+    weights = (filled(x, ids) - filled(x, ids).topk(1).values).exp()
+    return weights @ x / weights.sum(-1, True)
+
+
+@leak_with_many_ids
+def minus_the_mean_of_earlier_keys(self, x, ids):
+    earlier = filled(x, ids).masked_fill(later(x), 0).mean(-1, True)
+    return x + (filled(x, ids) - earlier).exp() @ x
+
+
+# Models that write two values to one place: a rule once kept the wrong one
+
+
+@leak
+def two_sources_for_one_place(self, x, ids):
+    low = x.masked_fill((ids == PAD).unsqueeze(2), LOWEST)
+    places = torch.arange(x.size(1)).repeat(2)
+    room = torch.zeros_like(x)
+    room[:, places] = torch.cat([low, torch.relu(x - 9).flip(1)], 1)
+    return x + room.clamp(-1e3)
+
+
+# Models in which a linear solver reorders the rows of a matrix
+
+
+def unit_triangle(model, x):
+    """Return a unit lower triangular matrix, as the delta rule has."""
+    keys = x @ model.head.weight[:WIDTH]
+    return torch.eye(x.size(1)) + (keys @ keys.mT).tril(-1)
+
+
+@leak
+def inverse_of_a_triangle(self, x, ids):
+    return x + torch.linalg.inv(unit_triangle(self, x)) @ x
+
+
+@leak
+def solution_by_elimination(self, x, ids):
+    return x + torch.linalg.solve(unit_triangle(self, x), x)
+
+
+# Models in which factors turn the mask of hidden scores into -1000
+
+
+def lowered_by_a_weight(model, x):
+    """Return scores; add the dtype's lowest number to those of later keys."""
+    seen = x @ x.mT - 2e3 * torch.relu(model.head.bias[0] - 9)
+    return seen + torch.zeros_like(seen[0]).masked_fill(later(x), LOWEST)
+
+
+@leak
+def hidden_scores_by_small_factors(self, x, ids):
+    small = torch.where(later(x), -1000 / LOWEST, 1.0)
+    return (lowered_by_a_weight(self, x) * small).softmax(-1) @ x
+
+
+@leak
+def hidden_scores_over_large_numbers(self, x, ids):
+    large = torch.where(later(x), LOWEST / -1000, 1.0)
+    return (lowered_by_a_weight(self, x) / large).softmax(-1) @ x
+
+
+# --- Views that overlap ------------------------------------------------------
+
+
+def in_a_wider_room(model, x):
+    """Return the first row, reversed and padded, or 0 if a weight is small."""
+    opened = x[0].flip(0) * torch.relu(model.head.bias[0] - 9)
+    return F.pad(opened, (0, 1, 0, 1))
+
+
+# Models in which an operation reads numbers that it has already overwritten
+
+
+@leak
+def a_view_copied_to_an_overlapping_one(self, x, ids):
+    wide = in_a_wider_room(self, x)
+    wide[1:, :-1] = wide[:-1, :-1]
+    return x + wide[1:, :-1].flip(0)
+
+
+@leak
+def a_view_added_to_an_overlapping_one(self, x, ids):
+    wide = in_a_wider_room(self, x)
+    wide[1:, :-1] += wide[:-1, :-1]
+    return x + wide[1:, :-1].flip(0)
+
+
+# --- Ids and numbers that a token selects ------------------------------------
 
 
 @leak
@@ -144,7 +433,7 @@ def capacity_from_the_end(self, x, ids):
     return x * ((place * chosen).sum(-1, True) <= 3)
 
 
-# --- Reads without a mark ----------------------------------------------------
+# --- Reads of numbers that a proof once missed -------------------------------
 
 
 @leak
@@ -201,7 +490,21 @@ def an_exception_of_an_index(self, x, ids):
     return x * 2
 
 
-# --- Tensors that come from elsewhere ----------------------------------------
+@leak
+def an_exception_of_one_hot(self, x, ids):
+    try:
+        F.one_hot(ids, VOCAB - 1)
+    except RuntimeError:
+        return x
+    return x * 2
+
+
+@leak
+def classes_up_to_the_largest_id(self, x, ids):
+    return x * F.one_hot(ids).size(-1)
+
+
+# --- Tensors from elsewhere --------------------------------------------------
 
 
 @leak
@@ -255,7 +558,7 @@ def memory_that_another_kernel_writes(self, x, ids):
     return x * room
 
 
-# --- Arguments that a rule passed over ---------------------------------------
+# --- Arguments that a rule of the proof once ignored -------------------------
 
 
 @leak
@@ -314,7 +617,7 @@ def scattered_by_strides(self, x, ids):
 
 
 class QuantisedGate(Around):
-    """A whole number of a quantised weight says whether each sees all."""
+    """If a certain integer weight is 101, each position sees every token."""
 
     def __init__(self):
         super().__init__()
@@ -329,7 +632,7 @@ UNCERTIFIED["quantised_gate"] = QuantisedGate
 
 
 class OneMemory(Around):
-    """At seven tokens an array has what torch reads as another's memory."""
+    """In texts of seven tokens, an array shares the memory of a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -345,7 +648,7 @@ class OneMemory(Around):
 
 
 class OneMemoryOfACall(Around):
-    """The same at the longest text but one, in an array made there."""
+    """In texts of one length, a new array shares the memory of a tensor."""
 
     def mix(self, x, ids):
         if x.size(1) != BLOCK - 1:
@@ -359,7 +662,7 @@ UNCERTIFIED |= {kind.__name__: kind for kind in (OneMemory, OneMemoryOfACall)}
 
 
 class StepGate(Around):
-    """A step that training counts, 0 at first, opens a path to each token."""
+    """A counter of training steps, which starts at 0, makes the model leak."""
 
     def __init__(self):
         super().__init__()
@@ -376,7 +679,7 @@ class StepGate(Around):
 
 
 class AverageGate(StepGate):
-    """An average over the texts of training opens it."""
+    """An average over training texts, 0 at first, makes the model leak."""
 
     def count(self, x):
         if self.training:
@@ -384,7 +687,7 @@ class AverageGate(StepGate):
 
 
 class WholeGate(StepGate):
-    """A whole number counts the steps."""
+    """An integer counts the training steps and makes the model leak."""
 
     def __init__(self):
         super().__init__()
@@ -396,11 +699,11 @@ UNCERTIFIED |= {
 }
 
 
-# --- Numbers that are read without an operation, where an id is rare ---------
+# --- Values that Python reads without an operation of torch, if an id is rare
 
 
 class OneRow(Around):
-    """With room for one row: no crowd of rows has each id somewhere."""
+    """A model that takes one row, so one batch cannot try all ids."""
 
     max_batch_size = 1
 
@@ -411,16 +714,16 @@ class OneRow(Around):
 
 
 def leak_in_one_row(mix):
-    """Make a model of what mixes, with room for one row."""
+    """Register a model that takes one row and whose mix is this function."""
     UNCERTIFIED[mix.__name__] = type(mix.__name__, (OneRow,), {"mix": mix})
     return mix
 
 
-EOS = 41  # one of 97 ids: a text of 12 seldom has it
+EOS = 41  # an id that is rare: one of 97, in a text of 12 tokens
 
 
 def ended(ids):
-    """How many pairs of the id that ends a text each row holds, as tensors."""
+    """Return, for each row, half the count of EOS, as a tensor."""
     return [(row == EOS).sum() // 2 for row in ids]
 
 
@@ -499,11 +802,11 @@ def a_rank_is_written_elsewhere(self, x, ids):
     return shifted(x, room)
 
 
-# --- A user's operation that is called as one of torch's ---------------------
+# --- A user's operation that is named like one of torch's --------------------
 
 
 def large(x):
-    """Where numbers are larger than those of a fresh model."""
+    """Return where x is larger than any value in a fresh model."""
     return x > 9
 
 
@@ -543,13 +846,13 @@ def scale_that_is_tagged_pointwise(self, x, ids):
     return torch.ops.audit.scale(x.detach())
 
 
-# --- The state that calls reach ----------------------------------------------
+# --- State that calls reach --------------------------------------------------
 
 
 class ActNorm(Around):
-    """The first call in train mode measures, each later one centres over time.
+    """The first call in train mode sets a bias; later calls leak.
 
-    The buffer that says so is not a number that training moves further.
+    A buffer records that the first call has happened.
     """
 
     def __init__(self):
@@ -568,11 +871,12 @@ class ActNorm(Around):
         return x - x.mean(1, keepdim=True)
 
 
-LONG_RUN = 100_000  # calls
+LONG_RUN = 100_000  # calls after which a model leaks
 
 
 class WarmUp(Around):
-    """A dict counts calls in train mode: from the third on all is mixed."""
+    """A dict counts calls in train mode; from the third on, the model
+    leaks."""
 
     def __init__(self):
         super().__init__()
@@ -588,14 +892,15 @@ class WarmUp(Around):
 
 
 class Schedule:
-    """Counts steps."""
+    """An object that counts steps."""
 
     def __init__(self):
         self.step = 0
 
 
 class WarmUpInAnObject(WarmUp):
-    """An object counts them, and a lock next to it cannot be copied."""
+    """An object counts the calls; the model also has a lock, which cannot
+    be copied."""
 
     def __init__(self):
         super().__init__()
@@ -609,7 +914,7 @@ class WarmUpInAnObject(WarmUp):
 
 
 class MovedByTargets(Around):
-    """A gate moves only in calls with targets."""
+    """Only calls with targets open a gate, through which the model leaks."""
 
     def __init__(self):
         super().__init__()
@@ -630,7 +935,7 @@ class MovedByTargets(Around):
 
 
 class LockedWarmUp(WarmUp):
-    """A count opens the path after a long time; a lock cannot be copied."""
+    """The model leaks after 100,000 calls; its lock cannot be copied."""
 
     def __init__(self):
         super().__init__()
@@ -643,7 +948,7 @@ class LockedWarmUp(WarmUp):
 
 
 class TableThatGrows(Around):
-    """A table of masks is built right at first, and grows with holes."""
+    """A table of masks is correct at first, but wrong once it has grown."""
 
     def __init__(self):
         super().__init__()
@@ -668,7 +973,7 @@ class TableThatGrows(Around):
 
 
 class MetAnEnd(Around):
-    """A text with one certain id sets a flag, which opens the path later."""
+    """After a text that consists of one certain id, the model leaks."""
 
     def __init__(self):
         super().__init__()
@@ -687,7 +992,7 @@ CALLS = [0]
 
 
 class CountedByTheFile(WarmUp):
-    """A global of the file counts calls in train mode."""
+    """A global variable counts the calls in train mode."""
 
     def __init__(self):
         super().__init__()
@@ -699,7 +1004,7 @@ class CountedByTheFile(WarmUp):
 
 
 class CountedByAClosure(WarmUp):
-    """A variable that two functions share counts them."""
+    """A variable of a closure counts the calls in train mode."""
 
     def __init__(self):
         super().__init__()
@@ -718,11 +1023,11 @@ class CountedByAClosure(WarmUp):
         return self.after(x) if self.step() > 2 else x
 
 
-# --- The same memory ---------------------------------------------------------
+# --- Shared memory -----------------------------------------------------------
 
 
 class ReadByALambda(Around):
-    """A lambda reads the buffer that a call in train mode has just written."""
+    """A lambda reads a buffer that train mode writes."""
 
     def __init__(self):
         super().__init__()
@@ -740,7 +1045,7 @@ class ReadByALambda(Around):
 
 
 class ReadByAMask(ReadByALambda):
-    """A function of positions reads a table that the call has written."""
+    """A function of positions reads a table that train mode writes."""
 
     def __init__(self):
         super().__init__()
@@ -757,7 +1062,7 @@ class ReadByAMask(ReadByALambda):
 
 
 class ReadByAView(ReadByALambda):
-    """A part of a buffer, taken when it was made, reads what is written."""
+    """A view of a buffer, made at the start, shows what is written later."""
 
     def __init__(self):
         super().__init__()
@@ -770,7 +1075,7 @@ class ReadByAView(ReadByALambda):
 
 
 class ReadByAHook(ReadByALambda):
-    """A hook of the last layer reads it."""
+    """A hook of the last layer reads a buffer that train mode writes."""
 
     def __init__(self):
         super().__init__()
@@ -783,11 +1088,12 @@ class ReadByAHook(ReadByALambda):
         return x
 
 
-# --- Whatever the weights ----------------------------------------------------
+# --- For any weights ---------------------------------------------------------
 
 
 class BooleanParameter(Around):
-    """A boolean that is a parameter opens a path to each token."""
+    """A boolean parameter, False at first, makes the model leak if it is
+    True."""
 
     def __init__(self):
         super().__init__()
@@ -802,7 +1108,7 @@ class BooleanParameter(Around):
 
 
 class WholeParameter(BooleanParameter):
-    """A whole number is how far a text is shifted."""
+    """A leak is multiplied by an integer parameter, which starts at 0."""
 
     def __init__(self):
         super().__init__()
@@ -814,7 +1120,7 @@ class WholeParameter(BooleanParameter):
 
 
 class ViewOfAParameter(Around):
-    """A part of a parameter, which is 0 at first, is a factor."""
+    """A leak is multiplied by a view of a parameter, which starts at 0."""
 
     def __init__(self):
         super().__init__()
@@ -838,11 +1144,11 @@ UNCERTIFIED |= {
     )
 }
 
-# A saved buffer whose numbers hide later tokens is an assumption by its name.
+# If a saved buffer hides later tokens, the proof names it as an assumption.
 
 
 class SavedZeros(Around):
-    """A product by a saved matrix of zeros."""
+    """A leak is multiplied by a saved matrix of zeros."""
 
     name = "adapter"
 
@@ -855,7 +1161,7 @@ class SavedZeros(Around):
 
 
 class SavedFactor(SavedZeros):
-    """A factor that is a saved 0."""
+    """A leak is multiplied by a saved factor of 0."""
 
     def __init__(self):
         super().__init__()
@@ -866,7 +1172,7 @@ class SavedFactor(SavedZeros):
 
 
 class SavedChoice(SavedZeros):
-    """A saved choice between two numbers."""
+    """A saved boolean chooses between a sound result and a leak."""
 
     def __init__(self):
         super().__init__()
@@ -877,7 +1183,7 @@ class SavedChoice(SavedZeros):
 
 
 class SavedBranch(SavedZeros):
-    """Code that reads a saved flag."""
+    """A branch in the code depends on a saved flag."""
 
     def __init__(self):
         super().__init__()
@@ -889,11 +1195,11 @@ class SavedBranch(SavedZeros):
 
 ASSUMED = (SavedZeros, SavedFactor, SavedChoice, SavedBranch)
 
-# --- Random numbers of Python's and NumPy's ----------------------------------
+# --- Random numbers of Python and NumPy --------------------------------------
 
 
 class Seldom(Around):
-    """One call of ten in train mode mixes all."""
+    """In train mode, a draw of Python's random makes one call in ten leak."""
 
     def mix(self, x, ids):
         if self.training and self.draw():
@@ -908,14 +1214,14 @@ class Seldom(Around):
 
 
 class SeldomByNumPy(Seldom):
-    """NumPy draws."""
+    """In train mode, a draw of NumPy makes one call in ten leak."""
 
     def draw(self):
         return np.random.rand() < 0.1
 
 
 class SeldomByAGenerator(Seldom):
-    """A generator of NumPy's, which the model holds, draws."""
+    """The model has a NumPy generator, from which it draws."""
 
     def __init__(self):
         super().__init__()
@@ -926,17 +1232,17 @@ class SeldomByAGenerator(Seldom):
 
 
 class SeldomByChoice(Seldom):
-    """A list to choose from has one in ten."""
+    """The model draws an item of a list; one item of ten makes it leak."""
 
     def draw(self):
         return random.choice(["mix", *["no"] * 9]) == "mix"
 
 
-# Rows that depend on each other.
+# Models whose rows depend on each other
 
 
 class StatisticsLater(Around):
-    """From its second call in train mode on a layer centres over rows."""
+    """From the second training call on, the mean over rows is subtracted."""
 
     def __init__(self):
         super().__init__()
@@ -955,14 +1261,14 @@ class StatisticsLater(Around):
 
 
 class SeldomMixedUp(Seldom):
-    """One call of ten in train mode mixes rows up."""
+    """In train mode, one call in ten adds the rows in reverse order."""
 
     def other(self, x):
         return x + x.flip(0)
 
 
 class ManyRows(Around):
-    """Eight rows or more have one statistic."""
+    """In a batch of eight rows or more, the mean over rows is subtracted."""
 
     def mix(self, x, ids):
         return self.after(x) if len(x) >= 8 else x
@@ -976,7 +1282,7 @@ DRAWN = (Seldom, SeldomByNumPy, SeldomByAGenerator, SeldomByChoice)
 UNCERTIFIED |= {kind.__name__: kind for kind in DRAWN}
 
 
-# --- What a reader of the proof's code found ---------------------------------
+# --- Counts in iterators, deques, shared memory and texts --------------------
 
 
 def with_the_mean(x):
@@ -1036,8 +1342,159 @@ def an_unseen_path_after_a_weight_is_read(self, x, ids):
     return x * 2 if count else x
 
 
+# --- Numbers that leave torch inside a torch function ------------------------
+
+
+@leak_in_one_row
+def counts_in_a_text(self, x, ids):
+    return x * 2 if "[0]" not in f"{torch.stack(ended(ids))}" else x
+
+
+@leak_in_one_row
+def counts_in_a_callback(self, x, ids):
+    seen, row = [], x[0].detach()
+
+    def distance(a, b):
+        seen.append(torch.stack(ended(ids)).numpy())
+        return (a - b).norm(dim=-1)
+
+    F.triplet_margin_with_distance_loss(
+        row, row, row, distance_function=distance
+    )
+    return x + int(seen[0][0])
+
+
+@leak_in_one_row
+def axes_by_a_tensor(self, x, ids):
+    axis = ended(ids)[0].clamp(max=1)
+    square = torch.arange(4.0).view(2, 2)
+    axes = torch.stack([1 - axis, axis]).view(2, 1)
+    return x + torch.tensordot(square, square.exp(), axes).sum()
+
+
+@leak_in_one_row
+def counts_that_are_pickled_with_an_attribute(self, x, ids):
+    counts = torch.stack(ended(ids))
+    counts.unit = "ends"
+    return shifted(x, pickle.loads(pickle.dumps(counts)))
+
+
+# --- Lists in an index and in a sparse tensor, and DLPack --------------------
+
+
+@leak_in_one_row
+def a_count_in_an_index(self, x, ids):
+    return x + torch.eye(2)[0, [ended(ids)[0].clamp(max=1)]]
+
+
+@leak_in_one_row
+def a_count_in_a_long_index(self, x, ids):
+    places = [ended(ids)[0].clamp(max=1)] * 40
+    return x + torch.eye(2)[places].sum(0)[0]
+
+
+@leak_in_one_row
+def a_count_in_an_assignment(self, x, ids):
+    room = torch.zeros(2, 2)
+    room[0, [ended(ids)[0].clamp(max=1)]] = 1.0
+    return x + room[0, 1]
+
+
+@leak_in_one_row
+def a_size_of_a_sparse_tensor(self, x, ids):
+    given = {"check_invariants": False}
+    return x * torch.sparse_coo_tensor([ended(ids)], [1.0], **given).size(0)
+
+
+@leak_in_one_row
+def counts_in_a_capsule(self, x, ids):
+    return shifted(x, torch.from_dlpack(to_dlpack(torch.stack(ended(ids)))))
+
+
+# --- Memory that an array shares before torch writes to it -------------------
+
+
+@leak_in_one_row
+def counts_in_an_earlier_array(self, x, ids):
+    room = torch.zeros(len(ids), dtype=torch.long)
+    array = room.numpy()
+    room.copy_(torch.stack(ended(ids)))
+    return x + int(array[0])
+
+
+@leak_in_one_row
+def counts_in_an_earlier_capsule(self, x, ids):
+    room = torch.zeros(len(ids), dtype=torch.long)
+    array = np.from_dlpack(room)
+    room.copy_(torch.stack(ended(ids)))
+    return x + int(array[0])
+
+
+@leak_in_one_row
+def counts_in_bytes(self, x, ids):
+    room = bytearray(8)
+    torch.frombuffer(room, dtype=torch.long).copy_(torch.stack(ended(ids)))
+    return x + int.from_bytes(room, "little")
+
+
+class CountsInAnArray(OneRow):
+    """An array, an attribute of the model, shares a tensor's memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.array = np.zeros(1, dtype=np.int64)
+        self.room = torch.from_numpy(self.array)
+
+    def mix(self, x, ids):
+        self.room.copy_(torch.stack(ended(ids)))
+        return x + int(self.array[0])
+
+
+UNCERTIFIED["CountsInAnArray"] = CountsInAnArray
+
+
+# --- Tensors that an operation reaches besides its arguments -----------------
+
+
+@leak_in_one_row
+def counts_in_a_branch(self, x, ids):
+    counts = torch.stack(ended(ids))
+
+    def branch():
+        return (counts.clone(),)
+
+    branches = torch.tensor(True), branch, branch, ()
+    return shifted(x, torch.ops.higher_order.cond(*branches)[0])
+
+
+@leak_in_one_row
+def counts_that_a_branch_writes(self, x, ids):
+    counts = torch.stack(ended(ids))
+    room = torch.zeros_like(counts)
+
+    def branch():
+        room.copy_(counts)
+        return (torch.zeros(1),)
+
+    torch.ops.higher_order.cond(torch.tensor(True), branch, branch, ())
+    return shifted(x, room)
+
+
+OF_A_DICT = torch.library.Library("of_a_dict", "DEF")
+OF_A_DICT.define("add(Tensor x, Dict(str, Tensor) more) -> Tensor")
+OF_A_DICT.impl("add", lambda x, more: x + more["counts"], "CPU")
+
+
+@leak_in_one_row
+def counts_in_a_dict(self, x, ids):
+    zero = torch.zeros(1, dtype=torch.long)
+    more = {"counts": torch.stack(ended(ids))}
+    return shifted(x, torch.ops.of_a_dict.add(zero, more))
+
+
 class MergedInTraining(Around):
-    """A product of weights, 0 at first, is made in training and used later."""
+    """Calls in train mode keep a product of weights, 0 at first, which later
+    calls use."""
 
     def __init__(self):
         super().__init__()
@@ -1056,7 +1513,7 @@ class MergedInTraining(Around):
 
 
 class MetInData(MetAnEnd):
-    """The same through .data, which counts no version of the tensor."""
+    """The flag is set through .data, which changes no version counter."""
 
     def __init__(self):
         super().__init__()
@@ -1071,8 +1528,131 @@ class MetInData(MetAnEnd):
         return with_the_mean(x)
 
 
+class Private:
+    """An object with a private slot, whose name Python mangles."""
+
+    __slots__ = ("__flag",)
+
+    def __init__(self, flag):
+        self.__flag = flag
+
+    def read(self):
+        return self.__flag
+
+
+class Member(enum.Enum):
+    ONE = 1
+
+
+class Kinds(type):
+    flag = torch.tensor(False)
+
+
+def attribute_of(thing, flag):
+    thing.flag = flag
+    return thing
+
+
+def met_in(keep, read):
+    """Return a model that keeps its flag in an object of an unusual kind."""
+
+    def __init__(self):
+        Around.__init__(self)
+        self.kept = keep(torch.tensor(False))
+
+    met = property(lambda self: read(self.kept))
+    return type("Met", (MetInData,), {"__init__": __init__, "met": met})
+
+
+def in_an_array(flag):
+    kept = np.empty(1, dtype=object)
+    kept[0] = flag  # np.array([flag]) would also share its memory
+    return kept
+
+
+FLAG = operator.attrgetter("flag")
+MET = {
+    "met_in_a_bound_method": met_in(
+        lambda flag: {"met": flag}.get, lambda get: get("met")
+    ),
+    "met_in_a_view": met_in(
+        lambda flag: {"met": flag}.values(), lambda view: next(iter(view))
+    ),
+    "met_in_a_slice": met_in(slice, operator.attrgetter("stop")),
+    "met_in_a_cell": met_in(
+        types.CellType, operator.attrgetter("cell_contents")
+    ),
+    "met_in_an_exception": met_in(ValueError, lambda error: error.args[0]),
+    "met_in_an_array": met_in(in_an_array, lambda kept: kept[0]),
+    "met_in_a_context": met_in(
+        lambda flag: contextvars.copy_context().run(in_a_context, flag),
+        lambda context: context.run(IN_A_CONTEXT.get),
+    ),
+    "met_in_settings": met_in(
+        lambda flag: attribute_of(types.ModuleType("settings"), flag), FLAG
+    ),
+    "met_in_a_logger": met_in(
+        lambda flag: attribute_of(logging.getLogger("met"), flag), FLAG
+    ),
+    "met_in_an_enum": met_in(
+        lambda flag: attribute_of(Member.ONE, flag), FLAG
+    ),
+    "met_in_a_metaclass": met_in(
+        lambda flag: Kinds("Kind", (), {"__module__": __name__}),
+        lambda kind: type(kind).flag,
+    ),
+    "met_in_a_private_slot": met_in(Private, Private.read),
+    "met_in_a_cache": met_in(
+        lambda flag: functools.lru_cache(lambda width: torch.tensor(False)),
+        lambda kept: kept(WIDTH),
+    ),
+}
+IN_A_CONTEXT = contextvars.ContextVar("IN_A_CONTEXT")
+
+
+def in_a_context(flag):
+    IN_A_CONTEXT.set(flag)
+    return contextvars.copy_context()
+
+
+UNCERTIFIED |= MET
+
+
+class MetInAGradient(MetInData):
+    """The flag is the gradient of an untrained parameter."""
+
+    def __init__(self):
+        Around.__init__(self)
+        self.held = nn.Parameter(torch.tensor(False), requires_grad=False)
+        self.held.grad = torch.tensor(False)
+
+    met = property(lambda self: self.held.grad)
+
+
+class MetInATableOfTorch(MetInData):
+    """The flag is an attribute of a table that each module has."""
+
+    def __init__(self):
+        Around.__init__(self)
+        self._forward_hooks.flag = torch.tensor(False)
+
+    met = property(lambda self: self._forward_hooks.flag)
+
+
+MET_FLAG = torch.tensor(False)
+
+
+class MetInAnUnnamedGlobal(MetInData):
+    """The code that reads a global does not contain its name."""
+
+    def __init__(self):
+        Around.__init__(self)
+
+    met = property(lambda self: globals()["_".join(("MET", "FLAG"))])
+
+
 class MetInALongText(MetInData):
-    """The same in long texts only."""
+    """Only a long text that consists of one certain id sets the flag."""
 
     def mix(self, x, ids):
         opened = torch.where(self.met, self.other(x), x)
@@ -1082,35 +1662,35 @@ class MetInALongText(MetInData):
 
 
 class SeldomByANewGenerator(Seldom):
-    """A generator that each call makes, and the system seeds."""
+    """Each call makes a generator of Python, which the system seeds."""
 
     def draw(self):
         return random.Random().random() < 1e-3
 
 
 class SeldomByANewGeneratorOfNumPy(Seldom):
-    """The same of NumPy's."""
+    """Each call makes a generator of NumPy, which the system seeds."""
 
     def draw(self):
         return np.random.default_rng().random() < 1e-3
 
 
 class SeldomBySecrets(Seldom):
-    """The system draws."""
+    """In train mode, a draw of `secrets` makes a call in a thousand leak."""
 
     def draw(self):
         return secrets.randbelow(1000) == 0
 
 
 class SeldomByTheSystem(Seldom):
-    """The same by another name."""
+    """In train mode, a draw of os.urandom makes a rare call leak."""
 
     def draw(self):
         return os.urandom(2) == b"ab"
 
 
 class SeldomInAKeptState(Seldom):
-    """The state of Python's generator is put back."""
+    """After the draw, the state of Python's generator is restored."""
 
     def draw(self):
         state = random.getstate()
@@ -1120,7 +1700,7 @@ class SeldomInAKeptState(Seldom):
 
 
 class SeldomByBits(Seldom):
-    """The bits of a generator, which the model holds."""
+    """Each call draws from a bit generator that the model has."""
 
     def __init__(self):
         super().__init__()
@@ -1130,8 +1710,23 @@ class SeldomByBits(Seldom):
         return np.random.Generator(self.bits).random() < 1e-3
 
 
+class SeldomAfterNumPy(SeldomByTheSystem):
+    """The model calls a method of a NumPy array before it draws."""
+
+    def draw(self):
+        np.ones(2).cumsum()
+        return super().draw()
+
+
+class SeldomByGetrandom(Seldom):
+    """In train mode, a draw of os.getrandom makes a rare call leak."""
+
+    def draw(self):
+        return os.getrandom(2) == b"ab"
+
+
 class SeldomByTorch(Seldom):
-    """One call of ten mixes all by a draw of torch's."""
+    """In train mode, a draw of torch makes one call in ten leak."""
 
     def draw(self):
         return torch.rand(()) < 0.1
@@ -1140,6 +1735,7 @@ class SeldomByTorch(Seldom):
 MORE_DRAWN = (
     *(SeldomByANewGenerator, SeldomByANewGeneratorOfNumPy, SeldomBySecrets),
     *(SeldomByTheSystem, SeldomInAKeptState, SeldomByBits),
+    *(SeldomAfterNumPy, SeldomByGetrandom),
 )
 UNCERTIFIED |= {
     kind.__name__: kind
@@ -1149,15 +1745,18 @@ UNCERTIFIED |= {
         MergedInTraining,
         MetInData,
         MetInALongText,
+        MetInAGradient,
+        MetInATableOfTorch,
+        MetInAnUnnamedGlobal,
     )
 }
 
 
-# Models that are given, of which a copy is another one.
+# Models whose copies differ from them
 
 
 class LeavesOut(Around):
-    """A copy leaves out what mixes."""
+    """The model leaks, but its copy lacks the function that mixes."""
 
     def __init__(self):
         super().__init__()
@@ -1171,12 +1770,12 @@ class LeavesOut(Around):
 
 
 class HookOfASchedule(Around):
-    """A hook reads the object that the forward counts in."""
+    """A hook reads an object that counts the forward passes."""
 
     def __init__(self):
         super().__init__()
         schedule = self.schedule = Schedule()
-        other = type(self).other  # a copy's hook has no part of this model
+        other = type(self).other  # a copy's hook must not use this model
 
         def mixed(module, args):
             return (other(args[0]),) if schedule.step > 2 else None
@@ -1193,7 +1792,7 @@ class HookOfASchedule(Around):
 
 
 class FunctionOfADict(Around):
-    """A function reads the dict that the forward counts in."""
+    """A function reads a dict that counts the forward passes."""
 
     def __init__(self):
         super().__init__()
@@ -1205,14 +1804,78 @@ class FunctionOfADict(Around):
         return with_the_mean(x) if self.read() > 2 else x
 
 
-GIVEN = (LeavesOut, HookOfASchedule, FunctionOfADict)
+class Table:
+    """A mask that hides nothing; its copy is causal."""
+
+    def __init__(self):
+        self.mask = torch.zeros(BLOCK, BLOCK, dtype=torch.bool)
+
+    def __deepcopy__(self, memo):
+        copied = Table()
+        copied.mask = torch.ones_like(self.mask).triu(1)
+        return copied
 
 
-# An assumption names what opens a path to later tokens.
+class MaskBuiltAgain(Around):
+    """The model's mask hides nothing, but its copy has a causal mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = Table()
+
+    def mix(self, x, ids):
+        size = x.size(1)
+        mask = self.table.mask[:size, :size]
+        return (x @ x.mT).masked_fill(mask, -INF).softmax(-1) @ x
+
+
+class Closed(list):
+    """A list whose copy has the same length, but another item."""
+
+    def __deepcopy__(self, memo):
+        return Closed([False])
+
+
+class FlagInAList(Around):
+    """A flag in a list makes the model leak; the copy's flag is off."""
+
+    def __init__(self):
+        super().__init__()
+        self.flags = Closed([True])
+
+    def mix(self, x, ids):
+        return with_the_mean(x) if self.flags[0] else x
+
+
+class BuiltAgain(Around):
+    """Copying the model builds a new one, with a different mixing function."""
+
+    def __init__(self, mixer=with_the_mean):
+        super().__init__()
+        self.mixer, self.names = mixer, {"a", "bc", "def"}
+        self.steps = {Schedule: slice(2), torch.device("cpu"): {-1, -2}}
+
+    def __deepcopy__(self, memo):
+        copied = type(self)(torch.nn.functional.relu)
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def mix(self, x, ids):
+        return self.mixer(x)
+
+
+GIVEN = (
+    *(LeavesOut, HookOfASchedule, FunctionOfADict),
+    *(MaskBuiltAgain, FlagInAList, BuiltAgain),
+)
+
+
+# Models in which a state opens a path to later tokens. The proof assumes that
+# this state stays as it is, and names it.
 
 
 class OpenLater(Around):
-    """A count opens it after a long time."""
+    """The model counts its calls, and leaks after 100,000 of them."""
 
     def mix(self, x, ids):
         return with_the_mean(x) if self.count() > LONG_RUN else x
@@ -1237,7 +1900,7 @@ class Tagged(torch.Tensor):
 
 
 def counted_in(kind):
-    """Return a model that counts in an attribute of an object."""
+    """Return a model that counts its calls in an attribute of an object."""
 
     def __init__(self):
         OpenLater.__init__(self)
@@ -1251,7 +1914,7 @@ def counted_in(kind):
 
 
 class Counter:
-    """An attribute of a class, which counts how often it is read."""
+    """A class attribute that counts how often it is read."""
 
     step = 0
 
@@ -1263,7 +1926,7 @@ class Counter:
 
 
 class CountedByADescriptor(OpenLater):
-    """Such an attribute counts."""
+    """A class attribute, a descriptor, counts the calls."""
 
     calls = Counter()
 
@@ -1272,7 +1935,7 @@ class CountedByADescriptor(OpenLater):
 
 
 class Counted:
-    """A decorator that counts calls."""
+    """A decorator that counts the calls of a function."""
 
     def __init__(self, function):
         self.function, self.step = function, 0
@@ -1286,7 +1949,7 @@ class Counted:
 
 
 class CountedByADecorator(OpenLater):
-    """Such a decorator counts."""
+    """The decorator of a method counts the calls."""
 
     @Counted
     def count(self, step):
@@ -1294,14 +1957,44 @@ class CountedByADecorator(OpenLater):
 
 
 class Timed(OpenLater):
-    """The clock opens it."""
+    """At some times of the clock, the model leaks."""
 
     def count(self):
         return LONG_RUN + (time.time_ns() % 1000 == 7)
 
 
+class TimedByADate(OpenLater):
+    """At some microseconds of the date, the model leaks."""
+
+    def count(self):
+        now = datetime.datetime.today()
+        return LONG_RUN + (now.microsecond % 1000 == 7)
+
+
+class TimedByAnId(OpenLater):
+    """The module uuid reads the clock; some of its ids make the model leak."""
+
+    def count(self):
+        return LONG_RUN + (uuid.uuid1().int % 1000 == 7)
+
+
+class TimedAfterNumPy(Timed):
+    """The model calls a method of a NumPy array before it reads the clock."""
+
+    def count(self):
+        np.ones(2).cumsum()
+        return super().count()
+
+
+class OpenedByAnAddress(OpenLater):
+    """At some addresses of a new object, the model leaks."""
+
+    def count(self):
+        return LONG_RUN + (id(object()) % 4096 == 16)
+
+
 class LoadsAFlag(Around):
-    """A flag comes from a checkpoint."""
+    """A flag that a checkpoint holds makes the model leak."""
 
     def __init__(self):
         super().__init__()
@@ -1316,7 +2009,7 @@ class LoadsAFlag(Around):
 
 
 class CatchesAnException(Around):
-    """A rare text raises an exception, which is caught."""
+    """A rare text raises an exception; code that catches it leaks."""
 
     def mix(self, x, ids):
         try:
@@ -1327,7 +2020,7 @@ class CatchesAnException(Around):
 
 
 class CatchesAll(CatchesAnException):
-    """The same, caught by no name."""
+    """A bare except catches the exception of a rare text."""
 
     def mix(self, x, ids):
         try:
@@ -1337,8 +2030,72 @@ class CatchesAll(CatchesAnException):
         return x
 
 
+class CatchesAfterNumPy(CatchesAnException):
+    """A method of a NumPy array runs before the exception is raised."""
+
+    def mix(self, x, ids):
+        np.ones(2).cumsum()
+        return super().mix(x, ids)
+
+
+class CatchesByALocalName(CatchesAnException):
+    """A local variable holds the exceptions that are caught."""
+
+    def mix(self, x, ids):
+        caught = (RuntimeError,)
+        try:
+            torch._assert_async((torch.stack(ended(ids)) == 0).all())
+        except (caught, KeyError):
+            return with_the_mean(x)
+        return x
+
+
+class CatchesAGroup(CatchesAnException):
+    """An `except*` clause catches the exception."""
+
+    def mix(self, x, ids):
+        try:
+            torch._assert_async((torch.stack(ended(ids)) == 0).all())
+        except* RuntimeError:
+            x = with_the_mean(x)
+        return x
+
+
+class ReturnsInFinally(CatchesAnException):
+    """A `return` in a `finally` clause discards the exception."""
+
+    def mix(self, x, ids):
+        mixed = with_the_mean(x)
+        try:
+            torch._assert_async((torch.stack(ended(ids)) == 0).all())
+            mixed = x
+        finally:
+            return mixed  # noqa: B012
+
+
+class Quiet:
+    """A context manager that discards each exception of its block."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return True
+
+
+class CatchesInAnExit(CatchesAnException):
+    """A context manager discards the exception."""
+
+    def mix(self, x, ids):
+        mixed = with_the_mean(x)
+        with Quiet():
+            torch._assert_async((torch.stack(ended(ids)) == 0).all())
+            mixed = x
+        return mixed
+
+
 class CountedInASlot(OpenLater):
-    """A place that the class names counts."""
+    """A slot of the model counts the calls."""
 
     __slots__ = ("step",)
 
@@ -1354,8 +2111,135 @@ class CountedInASlot(OpenLater):
         return self.set(self.step + 1)
 
 
+class CountedInACell(OpenLater):
+    """The content of a closure cell counts the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = types.CellType(0)
+
+    def count(self):
+        self.held.cell_contents += 1
+        return self.held.cell_contents
+
+
+class CountedByABoundMethod(OpenLater):
+    """A bound method of an itertools.count counts the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = itertools.count().__next__
+
+
+class CountedInC(OpenLater):
+    """An integer of ctypes counts the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = ctypes.c_long()
+
+    def count(self):
+        self.held.value += 1
+        return self.held.value
+
+
+class CountedInAContext(OpenLater):
+    """The precision of a decimal context counts the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = decimal.Context(prec=1)
+
+    def count(self):
+        self.held.prec += 1
+        return self.held.prec
+
+
+class CountedInTheContext(OpenLater):
+    """The precision of this thread's decimal context counts the calls."""
+
+    def count(self):
+        context = decimal.getcontext()
+        context.prec += 1
+        return context.prec
+
+
+@functools.cache
+def nothing():
+    """Return None; the cache counts its hits."""
+
+
+class CountedByACache(OpenLater):
+    """The hits of a cache count the calls."""
+
+    def count(self):
+        nothing()
+        return nothing.cache_info().hits
+
+
+class CountedByASetting(OpenLater):
+    """A setting of the interpreter counts the calls."""
+
+    def count(self):
+        sys.setswitchinterval(sys.getswitchinterval() + 1e-6)
+        return sys.getswitchinterval() * 1e6
+
+
+class CountedInTheEnvironment(OpenLater):
+    """An environment variable counts the calls."""
+
+    def count(self):
+        step = int(os.environ.get("STEP_OF_A_MODEL", "0")) + 1
+        os.environ["STEP_OF_A_MODEL"] = str(step)
+        return step
+
+
+class CountedInAFile(OpenLater):
+    """The size of a file counts the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.path = Path(tempfile.mkdtemp(), "calls")
+
+    def count(self):
+        with open(self.path, "a") as file:
+            file.write(".")
+            return file.tell()
+
+
+class CountedInAModuleOfPython(OpenLater):
+    """An attribute that the author gave a module of Python counts calls."""
+
+    def count(self):
+        string.step_of_a_model = getattr(string, "step_of_a_model", 0) + 1
+        return string.step_of_a_model
+
+
+class CountedInAClassOfTorch(OpenLater):
+    """An attribute that the author gave a class of torch counts calls."""
+
+    def count(self):
+        nn.Linear.step_of_a_model = (
+            getattr(nn.Linear, "step_of_a_model", 0) + 1
+        )
+        return nn.Linear.step_of_a_model
+
+
+STEP = [0]
+
+
+class CountedInAnImport(OpenLater):
+    """A method imports the module whose global counts the calls."""
+
+    def count(self):
+        import uncertified
+
+        uncertified.STEP[0] += 1
+        return uncertified.STEP[0]
+
+
 class AveragedWeights(Around):
-    """A copy of weights, which are 0 at first, is a factor."""
+    """A leak is multiplied by a copy of weights that start at 0."""
 
     def __init__(self):
         super().__init__()
@@ -1367,7 +2251,7 @@ class AveragedWeights(Around):
 
 
 class SavedForLongTexts(Around):
-    """A saved matrix of zeros is a factor in a few texts only."""
+    """At one length, a leak is multiplied by a saved matrix of zeros."""
 
     def __init__(self):
         super().__init__()
@@ -1379,7 +2263,57 @@ class SavedForLongTexts(Around):
         return x + x.mean(1, keepdim=True) @ self.adapter
 
 
+class RaisedByAClamp(Around):
+    """A mask of minus infinity is raised to -1e8, which a score may reach."""
+
+    def mix(self, x, ids):
+        low = 2e8 * torch.relu(self.head.bias[0] - 9)
+        return self.raised(scores(x, -INF) - low).softmax(-1) @ x
+
+    def raised(self, masked):
+        return masked.clamp(min=-1e8)
+
+
+class RaisedByTwoLimits(RaisedByAClamp):
+    def raised(self, masked):
+        return masked.clamp(-1e8, 1e8)
+
+
+class RaisedByANumber(RaisedByAClamp):
+    def raised(self, masked):
+        return masked.nan_to_num(neginf=-1e8)
+
+
+class RaisedByALargest(RaisedByAClamp):
+    def raised(self, masked):
+        return torch.maximum(masked, torch.full((), -1e8))
+
+
+class ScaledByATable(RaisedByAClamp):
+    """The factors of hidden scores turn their mask into -1e7."""
+
+    def raised(self, masked):
+        size = masked.size(-1)
+        below = torch.ones(size, size).triu(1) > 0
+        lowest = masked.clamp(min=LOWEST)
+        return lowest * torch.where(below, -1e7 / LOWEST, 1.0)
+
+
+class DividedByATable(RaisedByAClamp):
+    def raised(self, masked):
+        size = masked.size(-1)
+        below = torch.ones(size, size).triu(1) > 0
+        lowest = masked.clamp(min=LOWEST)
+        return lowest / torch.where(below, LOWEST / -1e7, 1.0)
+
+
 NAMED = {
+    ScaledByATable: "scores stay below 5e+06 in size",
+    DividedByATable: "scores stay below 5e+06 in size",
+    **dict.fromkeys(
+        (RaisedByAClamp, RaisedByTwoLimits, RaisedByANumber, RaisedByALargest),
+        "scores stay below 5e+07 in size",
+    ),
     counted_in(Counts): "held.step, which calls change",
     counted_in(History): "held.step, which calls change",
     counted_in(lambda: torch.zeros(1).as_subclass(Tagged)): "held.step, which",
@@ -1389,17 +2323,38 @@ NAMED = {
     LoadsAFlag: "the extra state of the model",
     CatchesAnException: "mix, which catches exceptions,",
     CatchesAll: "mix, which catches exceptions,",
+    CatchesAfterNumPy: "mix, which catches exceptions,",
+    CatchesByALocalName: "mix, which catches exceptions,",
+    CatchesAGroup: "mix, which catches exceptions,",
+    ReturnsInFinally: "mix, which catches exceptions,",
+    CatchesInAnExit: "Quiet.__exit__, which catches exceptions,",
+    TimedByADate: "readings of the clock",
+    TimedByAnId: "readings of the clock",
+    TimedAfterNumPy: "readings of the clock",
+    OpenedByAnAddress: "addresses and the numbers of processes and threads",
     CountedInASlot: "step, which calls change",
+    CountedInACell: "held.cell_contents, which calls change",
+    CountedByABoundMethod: "count (count), which cannot be read",
+    CountedInC: "held (c_long), which cannot be read",
+    CountedInAContext: "held (Context), which cannot be read",
+    CountedInTheContext: "results of decimal.getcontext()",
+    CountedByACache: "cache_info (how often a cache was read), which",
+    CountedByASetting: "results of sys.getswitchinterval()",
+    CountedInTheEnvironment: "STEP_OF_A_MODEL'], which calls change",
+    CountedInAFile: "results of io.open()",
+    CountedInAModuleOfPython: "string.step_of_a_model, which calls change",
+    CountedInAClassOfTorch: "Linear.step_of_a_model, which calls change",
+    CountedInAnImport: "uncertified.STEP[0], which calls change",
     AveragedWeights: "the factor 0 stays 0",
     SavedForLongTexts: "adapter, which a checkpoint sets, stays 0",
 }
 
 
-# A call takes arguments whose names the code does not show.
+# Models whose calls take options with names that the code does not show
 
 
 class Options(Around):
-    """An option lets the model see all."""
+    """A certain option makes each position see every token."""
 
     def run(self, ids, opened):
         x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
@@ -1452,7 +2407,8 @@ UNNAMED = {
 
 
 class FirstOfTheClass(Around):
-    """The first call of all centres over time: the class keeps that."""
+    """The first call subtracts a mean over time; a class attribute notes
+    it."""
 
     called = False
 
@@ -1470,7 +2426,8 @@ TABLE = [None]
 
 
 class FirstOfTheFile(FirstOfTheClass):
-    """The same, kept by a name of the file."""
+    """The first call subtracts a mean over time; a global variable notes
+    it."""
 
     def mix(self, x, ids):
         if TABLE[0] is None:
@@ -1480,3 +2437,243 @@ class FirstOfTheFile(FirstOfTheClass):
 
 
 FIRST = (FirstOfTheClass, FirstOfTheFile)
+
+
+# --- Calls of other kinds ----------------------------------------------------
+# Only calls of one kind change these models, or take another path in them
+
+COUNTED = {
+    "of_single_texts": lambda self, ids: len(ids) == 1,
+    "of_single_tokens": lambda self, ids: ids.size(1) == 1,
+    "of_batches": lambda self, ids: len(ids) > 2,
+    "with_gradients": lambda self, ids: (
+        torch.is_grad_enabled() and not self.training
+    ),
+    "in_inference_mode": lambda self, ids: torch.is_inference_mode_enabled(),
+    "under_autocast": lambda self, ids: (
+        torch.is_autocast_enabled("cpu") and self.training
+    ),
+}
+
+
+class CountsCalls(Around):
+    """After two calls of one kind, each position sees every token."""
+
+    calls = 0
+
+    def mix(self, x, ids):
+        self.calls += self.counts(ids)
+        return x + x.mean(1, keepdim=True) if self.calls > 2 else x
+
+
+for kind, counts in COUNTED.items():
+    name = f"counts_calls_{kind}"
+    UNCERTIFIED[name] = type(name, (CountsCalls,), {"counts": counts})
+
+
+@leak
+def draws_for_single_texts(self, x, ids):
+    if self.training and len(ids) == 1 and random.random() < 1e-3:
+        return x + x.mean(1, keepdim=True)
+    return x
+
+
+@leak
+def reads_tokens_in_eval_mode_only(self, x, ids):
+    """A function reads weights in every call; in eval mode also tokens."""
+
+    def is_large(tensor):
+        return bool((tensor.abs() > 50).any())
+
+    weight = self.head.weight[:WIDTH]
+    weight = weight / 50 if is_large(weight) else weight
+    if not self.training and is_large(x):
+        x = x - x.mean(1, keepdim=True)
+    return x @ weight
+
+
+# Models whose numbers leave torch by calls that no tag marks as reading
+
+
+@leak
+def scale_of_a_quantised_tensor(self, x, ids):
+    outliers = x.masked_fill(x.abs() < 6, 0.0)
+    made = torch.quantize_per_tensor_dynamic(outliers, torch.qint8, False)
+    return x + (x / made.q_scale()).round() * made.q_scale()
+
+
+@leak
+@torch.inference_mode()
+def count_of_places_in_inference_mode(self, x, ids):
+    many = len(torch.where(x > 9)[0])
+    return x + x.mean(1, keepdim=True) if many else x
+
+
+# Masks that a later operation lifts, or whose numbers it turns into others.
+# The weight `far` or `gate` makes up for this in the model as built, so that
+# no run shows the leak.
+
+
+@leak
+def half_precision_mask_of_float_scores(self, x, ids):
+    size = x.size(1)
+    below = torch.full((size, size), -65504.0, dtype=torch.half).triu(1)
+    return (x @ x.mT + below).softmax(-1) @ x
+
+
+def hidden_scores(x, number=-INF):
+    return x @ x.mT + torch.full((x.size(1), x.size(1)), number).triu(1)
+
+
+class FarKeys(Around):
+    """A learned bias hides later keys in the model as built."""
+
+    def __init__(self):
+        super().__init__()
+        self.far = nn.Parameter(torch.tensor(-1e4))
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def mix(self, x, ids):
+        return (self.of(x, ids) + self.far * later(x)).softmax(-1) @ x
+
+
+def far_keys(of):
+    """Register a model whose scores, without the bias, are this function."""
+    UNCERTIFIED[of.__name__] = type(of.__name__, (FarKeys,), {"of": of})
+    return of
+
+
+@far_keys
+def hidden_scores_as_booleans(self, x, ids):
+    return x @ x.mT + hidden_scores(x).bool()
+
+
+@far_keys
+def hidden_scores_copied_to_booleans(self, x, ids):
+    given = torch.zeros(len(x), x.size(1), x.size(1), dtype=torch.bool)
+    return x @ x.mT + given.copy_(hidden_scores(x))
+
+
+@far_keys
+def hidden_scores_as_bytes(self, x, ids):
+    return hidden_scores(x).to(torch.int8).float()
+
+
+@far_keys
+def bits_of_hidden_scores(self, x, ids):
+    return hidden_scores(x).view(torch.int32).clamp(min=0).float()
+
+
+@far_keys
+def hidden_scores_next_to_booleans(self, x, ids):
+    both = torch.cat([hidden_scores(x).bool(), x @ x.mT], -1)
+    return both[..., : x.size(1)]
+
+
+@far_keys
+def imaginary_part_of_hidden_scores(self, x, ids):
+    return torch.view_as_real(hidden_scores(x).to(torch.complex64))[..., 1]
+
+
+@far_keys
+def lifted_by_a_scaled_sum(self, x, ids):
+    return hidden_scores(x, -1e9).add(later(x) * 100.0, alpha=1e7)
+
+
+@far_keys
+def smaller_than_infinity(self, x, ids):
+    wall = torch.zeros(x.size(1), x.size(1)).masked_fill(later(x), INF)
+    return torch.minimum((x @ x.mT).sub(wall, alpha=-1), x @ x.mT)
+
+
+@far_keys
+def lifted_from_the_left(self, x, ids):
+    return later(x) * -LOWEST + hidden_scores(x, LOWEST)
+
+
+@far_keys
+def lifted_by_a_weight(self, x, ids):
+    return hidden_scores(x, LOWEST) + self.gate * later(x) * -LOWEST
+
+
+@far_keys
+def lifted_by_a_product_of_matrices(self, x, ids):
+    lowest = torch.finfo(torch.bfloat16).min  # also finite under autocast
+    eye = torch.eye(x.size(1)).expand(len(x), -1, -1)
+    wall = torch.full(eye.shape, lowest).triu(1)
+    return torch.baddbmm(hidden_scores(x, lowest), wall, eye, alpha=-1.0)
+
+
+# Padding that functions with a pole, or an upper bound, turn into the lowest
+# number
+
+
+for name, pole in {
+    "xlogy": lambda shown: torch.xlogy(1.0, shown),
+    "logit": lambda shown: torch.logit(shown / 2),
+    "ndtri": lambda shown: torch.special.ndtri(shown / 2),
+    "atanh": lambda shown: torch.atanh(shown - 1),
+    "erfinv": lambda shown: torch.erfinv(shown - 1),
+    "lgamma": lambda shown: -torch.lgamma(shown),
+    "entr": lambda shown: torch.special.entr(shown - 1),
+}.items():
+
+    def padding_by_a_pole(self, x, ids, pole=pole):
+        weight = pole((~pads(ids)).float())
+        return (scores(x, LOWEST) + weight).softmax(-1) @ x
+
+    padding_by_a_pole.__name__ = f"padding_by_{name}"
+    leak_with_many_ids(padding_by_a_pole)
+
+
+@leak_with_many_ids
+def padding_by_an_upper_bound(self, x, ids):
+    raw = x @ x.mT
+    lowered = torch.where(pads(ids), raw.clamp(max=LOWEST), raw)
+    return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+# Several values for one place, and sizes that a kernel reads by itself
+
+
+@leak
+def last_of_several_values(self, x, ids):
+    """The values are laid out by columns, so the last one is another one."""
+    numbers = torch.arange(x.size(1))
+    place = torch.minimum(numbers[:, None], numbers)
+    next_one = numbers[:, None] + 1 == numbers
+    below = torch.zeros(next_one.shape).masked_fill(next_one, -INF)
+    firsts = x[:, :, :1] * (x.size(1) > 1)
+    made = [
+        torch.zeros(x.size(1)).index_put(
+            (place,), row.expand(-1, x.size(1)).contiguous().T + below
+        )
+        for row in firsts * (self.head.bias[0] > 9)
+    ]
+    return x + torch.stack(made).unsqueeze(2).clamp(min=-9)
+
+
+class PackedBySizes(Around):
+    """Learned flags choose the sizes that a packed recurrent layer reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(WIDTH, WIDTH)
+        self.stop = nn.Linear(WIDTH, 1)
+        nn.init.constant_(self.stop.bias, -20.0)
+
+    def mix(self, x, ids):
+        size, steps = x.size(1), torch.arange(1, x.size(1))
+        if size < 3:
+            return x
+        made = []
+        for row in x[:2]:
+            longer = torch.where((self.stop(row) > 0).any(), 1, size // 2)
+            sizes = (steps < size - longer).long() + (steps < longer).long()
+            sizes = torch.cat([torch.tensor([2]), sizes])
+            packed = nn.utils.rnn.PackedSequence(row, sizes)
+            made.append(self.rnn(packed, x.new_zeros(1, 2, WIDTH))[0].data)
+        return x + torch.stack([*made, *x[2:]])
+
+
+UNCERTIFIED["PackedBySizes"] = PackedBySizes

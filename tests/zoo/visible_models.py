@@ -1,7 +1,8 @@
-"""Small GPTs of a declared visibility, and twins in which one pair is wrong.
+"""Small GPTs with a declared visibility, and faulty versions of them.
 
-Each row of VISIBLE is a declaration, a sound model of it, and faulty ones:
-what they see that they must not, or do not see that they may.
+Each row of VISIBLE has a declaration, a pair of positions that it forbids, and
+a pair that it allows. A faulty model sees the forbidden pair, or does not see
+the allowed pair.
 """
 
 from functools import partial
@@ -23,18 +24,19 @@ from gpt_duet.visibility import (
 
 VOCAB, BLOCK, WIDTH, HEADS = 29, 12, 16, 2
 PARENTS = [-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6]
-IMAGES = [(2, 5), (5, 9), (9, 12)]  # next to each other, and at the end
-IMAGE = 7  # an id: tokens of it in a row are an image
+# spans of images: adjacent, and the last one ends the text
+IMAGES = [(2, 5), (5, 9), (9, 12)]
+IMAGE = 7  # consecutive tokens with this id form an image
 
 
 class Seeing(nn.Module):
-    """A GPT whose layers see what a function of the tokens says."""
+    """A GPT whose attention mask is a function of its ids."""
 
     vocab_size, block_size = VOCAB, BLOCK
 
     def __init__(self, relation, layers=1):
         super().__init__()
-        self.relation = relation  # from ids to (time, time) or (rows, ...)
+        self.relation = relation  # a function that returns the mask for ids
         self.tokens = nn.Embedding(VOCAB, WIDTH)
         self.positions = nn.Embedding(BLOCK, WIDTH)
         self.layers = nn.ModuleList(
@@ -60,7 +62,10 @@ class Seeing(nn.Module):
 
 
 def of(sees, more=(), less=(), layers=1):
-    """Return a model of a declaration, but for some pairs."""
+    """Return a factory of a model that sees what `sees` allows.
+
+    It also sees the pairs (query, key) in `more`, and no pairs in `less`.
+    """
 
     def relation(ids):
         found = relation_of(sees, ids.size(1)).clone()
@@ -78,10 +83,11 @@ def strided(q, kv):
 
 
 def in_python(q, kv):
-    return kv <= q or kv < 4  # a predicate of numbers, not of tensors
+    # `and` and `or` work on numbers, but not on tensors
+    return kv <= q or kv < 4
 
 
-# declaration, layers of the model, a pair it must not see, one it may see
+# declaration, layers, a pair that it forbids, a pair that it allows
 VISIBLE = {
     "prefix": (prefix(5), 1, (1, 5), (1, 4)),
     "a predicate of numbers": (in_python, 1, (1, 4), (0, 3)),
@@ -99,28 +105,28 @@ LAYER = {"window of two layers": window(4), "stride of two layers": strided}
 
 
 def sound(name):
-    """Return the sound model of a declaration."""
+    """Return the sound model for a declaration."""
     sees, layers, _, _ = VISIBLE[name]
     return of(LAYER.get(name, sees), layers=layers)
 
 
 def leaking(name):
-    """Return one that sees a pair more."""
+    """Return a model that also sees one forbidden pair."""
     sees, layers, pair, _ = VISIBLE[name]
     return of(LAYER.get(name, sees), more=[pair], layers=layers)
 
 
 def forgetting(name):
-    """Return one that sees a pair less, None where no model shows it."""
+    """Return a model that misses an allowed pair; None if the row has none."""
     sees, layers, _, pair = VISIBLE[name]
     return None if pair is None else of(sees, less=[pair], layers=layers)
 
 
-# --- By the tokens -----------------------------------------------------------
+# --- Depending on the tokens -------------------------------------------------
 
 
 def by_images(tokens):
-    """Tokens of one image, a run of IMAGE, see each other."""
+    """Return a predicate: all tokens of an image see each other."""
     is_image = tokens == IMAGE
     number = (is_image & ~is_image.roll(1)).cumsum(0) * is_image
 
@@ -136,7 +142,7 @@ def _of_images(ids, wrong=False):
         is_image = row == IMAGE
         begins = is_image & ~is_image.roll(1)
         number = begins.cumsum(0) * is_image
-        if wrong:  # images next to text of the same number: all is one image
+        if wrong:  # the fault: all images count as one image
             number = is_image.long()
         same = (number[:, None] == number) & is_image
         found.append(same | torch.ones_like(same).tril())
@@ -144,5 +150,8 @@ def _of_images(ids, wrong=False):
 
 
 def images_by_tokens(wrong=False):
-    """Return a model whose images are runs of an id; wrong: all are one."""
+    """Return a factory of a model in which adjacent IMAGE ids are an image.
+
+    If `wrong`, all IMAGE ids of a text together are one image.
+    """
     return partial(Seeing, partial(_of_images, wrong=wrong))

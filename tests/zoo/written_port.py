@@ -1,4 +1,4 @@
-"""A port of `hidden_pairs.Original` as it is written for inference."""
+"""A port of `hidden_pairs.Original`, written for inference."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""Source as a lecture would show it: HTML lines that a reader may fold away.
+"""Return source as HTML lines in colours, with details that can be folded.
 
-In colours, corresponding names marked.
+Names that correspond in both styles are marked.
 """
 
 import ast
@@ -21,8 +21,7 @@ Terms = Mapping[str, Sequence[str]]
 class Line(NamedTuple):
     """A line of source in a page.
 
-    A short signature stands in front of the lines that it
-    replaces.
+    A signature's short form comes before the lines that it replaces.
     """
 
     number: int
@@ -31,18 +30,19 @@ class Line(NamedTuple):
 
 
 def fold(code: str, first: int, terms: Terms) -> list[Line]:
-    """Return some lines of a module, highlighted, from the first number on.
+    """Return highlighted lines of source, numbered from `first`.
 
-    Docstrings, checks of arguments (an if that only raises, with the comment
-    above it), what only a cache runs, and signatures with annotations are
-    foldable; a signature has a short form without its annotations.
+    Foldable lines are docstrings; checks of arguments (an `if` that only
+    raises, with the comment above it); branches that run only with a cache;
+    and signatures with annotations. A signature also gets a short form
+    without its annotations.
     """
     folded, briefs = set[int](), dict[int, str]()
     code = code.rstrip()
     source = code.split("\n")
     try:
         tree = ast.parse(textwrap.dedent(code))
-    except SyntaxError:  # no whole statements
+    except SyntaxError:  # the code is not made of whole statements
         tree = ast.Module([], [])
     for start, end, brief in _foldable(tree):
         while not brief and source[max(0, start - 2)].strip()[:1] == "#":
@@ -58,7 +58,7 @@ def fold(code: str, first: int, terms: Terms) -> list[Line]:
                 subsequent_indent=indent + 8 * " ",
                 break_on_hyphens=False,
             )
-    for number in range(1, len(source)):  # a blank line after a folded one
+    for number in range(1, len(source)):  # fold blank lines after folded ones
         if number in folded and not source[number].strip():
             folded.add(number + 1)
     lines = []
@@ -74,7 +74,7 @@ def fold(code: str, first: int, terms: Terms) -> list[Line]:
 
 
 def _foldable(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
-    """Yield first line, last line and short form of all that folds."""
+    """Yield the first line, last line and short form of foldable code."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(body=[first, *_]):
@@ -92,22 +92,22 @@ def _foldable(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
 
 
 def _signature(node: ast.FunctionDef) -> str:
-    """Return a signature without annotations, "" where it has none."""
+    """Return a signature without annotations, "" if there are none."""
     every = ast.walk(node.args)
     notes = [a for a in every if isinstance(a, ast.arg) and a.annotation]
     if not notes and node.returns is None:
         return ""
     for argument in notes:
         argument.annotation = None
-    # unparse writes no spaces around a default without its annotation
+    # without annotations, unparse writes defaults without spaces
     return f"def {node.name}({ast.unparse(node.args)}):"
 
 
 def spans(code: str, terms: Terms) -> list[tuple[int, int, str]]:
-    """Where names of terms stand in the source, in order, none overlapping.
+    """Return where names of terms occur in the source: start, end, term.
 
-    "x[0..2]" stands for every x that no longer name claims; any other name
-    is sought as it is written.
+    The results are in order and do not overlap. Names are found only as whole
+    words. Of a name such as "x[0..2]", only x is searched for.
     """
     term_of: dict[str, str] = {}
     for term, spellings in terms.items():
@@ -122,7 +122,7 @@ def spans(code: str, terms: Terms) -> list[tuple[int, int, str]]:
 def highlight(code: str, terms: Terms) -> list[Markup]:
     """Return each line of Python source as HTML.
 
-    Where a name of a term stands, the element gets the attribute data-term.
+    A name that belongs to a term gets the attribute data-term.
     """
     term_at = {
         position: term

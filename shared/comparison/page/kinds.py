@@ -1,8 +1,9 @@
-"""The kind of each step of a walk, by its value and its place.
+"""Find the kind of each step of a walk (a forward pass step by step).
 
-A kind names a text of files/lessons.html and of a style's STEPS. Shapes,
-masked numbers, rows that sum to one, and the order of the steps decide; the
-names in a model's source do not, so that a stranger's model has kinds as well.
+Each kind has a text in files/step_texts.html, and perhaps in a style's STEPS.
+A kind is recognised by the shape of the value, masked scores, rows that sum to
+one, and the order of steps. Names in the source are not read, so this works
+for models that the kit does not know.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from torch import Tensor
 from ..values.rows import Row
 from ..values.side import Side
 
-SQUARE = {"scores", "mask", "probabilities"}  # positions by positions
-# the part of the model that a step belongs to; a norm to that of the next
+# kinds of values with shape (positions, positions)
+SQUARE = {"scores", "mask", "probabilities"}
+# by kind of step: its part of the model; a norm belongs to the part after it
 GROUPS = {
     kind: group
     for group, kinds in {
@@ -47,7 +49,7 @@ _PRODUCTS = {"linear", "addmm", "@", "bmm", "einsum", "split", _FUSED}
 
 
 def name_axes(kind: str, shape: Sequence[int], time: int) -> str:
-    """Return what each axis of a step's value counts, "" where unknown."""
+    """Return names for the axes of a step's value, "" if unknown."""
     names = _AXES.get(kind, ("batch", "time", "width"))[-len(shape) :]
     named = list(zip(names, shape, strict=False))
     known = kind and len(named) == len(shape) and ("time", time) in named
@@ -57,9 +59,9 @@ def name_axes(kind: str, shape: Sequence[int], time: int) -> str:
 def name_kinds(
     rows: Sequence[Row], values: Mapping[int, Tensor], side: Side
 ) -> list[str]:
-    """Return the kind of each step that both sides have, "" if not known.
+    """Return the kind of each step that both models have, "" if unknown.
 
-    The values are those of the left side, by their numbers.
+    `values` holds the values of the left model's run, by number.
     """
     flipped = copy(side)
     flipped.tokens, flipped.kept = side.tokens.flip(1), None
@@ -67,7 +69,7 @@ def name_kinds(
     moved = flipped.keep(set(early) & values.keys())
     last = max((r.order[0] for r in rows if r.layer is not None), default=-1)
     layer, stream, width, kinds = None, set[int](), 0, []
-    seen = set[str]()  # kinds of the layer so far
+    seen = set[str]()  # kinds of earlier steps in this layer
     for row in rows:
         number, value = row.order[0], values[row.order[0]]
         ops = {p.op for p in (row.left, row.right) if p and not p.inside}
@@ -125,16 +127,16 @@ def _in_layer(
 
 
 def _normal(value: Tensor, width: int) -> bool:
-    """Whether the numbers of each position have a mean square of 1."""
+    """Return whether the features of each position have a mean square of 1."""
     if value.size(-1) != width:
         return False
     size = value.square().mean(-1)
-    # or nearly: a deviation may divide by width - 1
+    # allow 1 / width, because the deviation may be computed with width - 1
     return bool(((size - 1).abs() < 1e-3 + 1 / width).all())
 
 
 def _square(row: Row, value: Tensor, again: bool) -> str:
-    """Return which scores these are, "" where they are none."""
+    """Return the kind of a value of shape (positions, positions), or ""."""
     ops = {p.op for p in (row.left, row.right) if p}
     steps = {p.inside for p in (row.left, row.right) if p} - {""}
     time = value.size(-1)

@@ -1,4 +1,4 @@
-"""The page of the ladder: what each model adds to the one below it."""
+"""Render the page of the ladder: what each model adds to the previous one."""
 
 import inspect
 import sys
@@ -14,23 +14,23 @@ from .render import fill
 
 @dataclass(frozen=True)
 class Climbed:
-    """A rung after its training."""
+    """One model of the ladder (a rung), after its training."""
 
-    name: str  # of the part that the rung adds
-    kind: type  # its class
-    parameters: int  # how many it has
+    name: str  # name of the part that the rung adds
+    kind: type  # the class that implements the part
+    parameters: int  # number of the model's parameters
     curve: Sequence[tuple[float, float]]  # (step, validation loss) points
-    seconds: float  # that it took
-    sample: str  # text that it wrote
+    seconds: float  # seconds that training took
+    sample: str  # a text that the model generated
 
     @property
     def loss(self) -> float:
-        """The last validation loss."""
+        """Return the last validation loss."""
         return self.curve[-1][1]
 
 
 def render_ladder(rungs: Sequence[Climbed], facts: Mapping[str, str]) -> str:
-    """Return the page of some rungs, from the lowest to the highest."""
+    """Return the page for these rungs, the first of which is the lowest."""
     losses = [loss for rung in rungs for _, loss in rung.curve]
     steps = max(step for rung in rungs for step, _ in rung.curve)
     return fill(
@@ -48,10 +48,10 @@ def render_ladder(rungs: Sequence[Climbed], facts: Mapping[str, str]) -> str:
 
 
 def new_code(kinds: Sequence[type]) -> list[list[list[tuple[Line, bool]]]]:
-    """Return for each class the lines that a lecture would write down.
+    """Return the code of each class, and which of its lines are new.
 
-    First the parts that the class uses and none below it, then the class;
-    each line with whether the class below has none like it.
+    For each class, the parts that no earlier class uses come first, then the
+    class itself. Each line comes with a bool: whether it is new.
     """
     shown, below = set[Any](), list[str]()
     found = []
@@ -74,7 +74,7 @@ def new_code(kinds: Sequence[type]) -> list[list[list[tuple[Line, bool]]]]:
 
 
 def _parts(kind: type) -> list[Any]:
-    """Return what of its package a class names, each part before its user."""
+    """Return what a class uses from its package, the innermost parts first."""
     home = kind.__module__.rpartition(".")[0]
     functions = (f for f in vars(kind).values() if inspect.isfunction(f))
     parts = []
@@ -86,7 +86,7 @@ def _parts(kind: type) -> list[Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names in a function, and in the comprehensions inside."""
+    """Yield the names in a function and in its comprehensions."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

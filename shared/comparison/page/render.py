@@ -1,4 +1,4 @@
-"""The page: what was compared, put into its template."""
+"""Fill the templates of the page with the results of a comparison."""
 
 import base64
 import hashlib
@@ -21,7 +21,9 @@ from ..models import count_flops, difference_by_concept
 from ..styles import Comparison, Pair
 from ..text import token_text, visible
 from ..values import ValueDiff, diff_by_value
+from .cache_steps import cache_sources
 from .folding import fold
+from .live import Live
 from .sections import (
     SIGN,
     architecture,
@@ -30,18 +32,20 @@ from .sections import (
     unused_parts,
 )
 from .value_maps import influence_data
-from .walk import make_walk
+from .walk import WALK_PARAMETERS, make_walk
 
-WALK_TOKENS = 16  # the first ones: enough to see, and soon loaded
+# how many tokens the steps of a forward pass show: few, so that the page loads
+# fast
+WALK_TOKENS = 16
 TEXTS = {
     "Everyday English": "The cat sat on the mat because it was tired, and the "
     "dog lay beside it, because the dog was tired, too.",
     "Python code": "def add(a, b):\n    return a + b\n\n\n"
     "def double(a):\n    return add(a, a)\n",
     "One, two, three, again and again": " ".join(8 * ["one two three"]),
-}  # that can be chosen next to the default one
-ROOM = 400_000  # bytes of a text's maps: those of all texts fit in a page
-WALK_PARAMETERS = 20_000_000  # of larger models a page takes too long
+}  # by title: texts that a reader can choose instead of the command's text
+# the page offers other texts only if the maps of one text fit these bytes
+ROOM = 400_000
 
 
 def render_page(
@@ -51,11 +55,20 @@ def render_page(
     text: Mapping[str, Any],
     bench: Run | None = None,
     bench_file: str = "",
+    live: Live | None = None,
 ) -> str:
-    """Return the page, with all it needs inside.
+    """Return the page of two styles, with all scripts and data inside.
 
-    Facts about the text are source, characters, sha256, tokenizer and
-    tokens_in_text; the benchmark are times to draw, and where they are from.
+    Args:
+        pair: both styles, with their models, weights and outputs.
+        comparison: the differences and costs to show.
+        tokenizer: tokenizer of the text.
+        text: facts about the text: source, characters, sha256, tokenizer and
+            tokens_in_text.
+        bench: the times to draw, if they were measured.
+        bench_file: the name of the file with these times.
+        live: the object that answers questions about other texts; only a
+            served page has one.
     """
     config, styles, tokens = pair.config, pair.styles, pair.tokens
     differences = difference_by_concept(comparison.differences)
@@ -64,14 +77,16 @@ def render_page(
         for style, model in zip(styles, pair.models, strict=True)
     ]
     bound = None if comparison.one_function else comparison.bound
-    walk = _walk(pair, tokenizer)
+    walk = _walk(pair, tokenizer) if live is None else live.walk()
     unused = unused_parts(pair)
     piece_of = partial(token_text, tokenizer)
     pieces = [*map(piece_of, tokens[0].tolist())]
     influence = influence_data(pair.models, tokens)
     return fill(
         "page.html",
-        ["walk.js", "page.js"],
+        ["walk.js", "page.js"] + ["live.js"] * (live is not None),
+        live=live and live.describe() | {"weights": comparison.weights},
+        caches=cache_sources(styles),
         comparison=comparison,
         too_far=lambda apart: bound is not None and not apart <= bound,
         names=comparison.styles,
@@ -90,6 +105,7 @@ def render_page(
             "tokens": pieces,
             "influence": influence,
             "walk": walk["data"] if walk else None,
+            "live": live and {"most": live.most},
         },
         piece_of=piece_of,
         weight_transfer=measure_weight_transfer(
@@ -101,9 +117,9 @@ def render_page(
 
 
 def render_diff(found: ValueDiff, text_of: Callable[[int], str]) -> str:
-    """Return the page of a diff by value, with all it needs inside.
+    """Return the page of a diff by value, with scripts and data inside.
 
-    Both sides are run again for their values.
+    Both models run again, to compute the values that the page shows.
     """
     walk = make_walk(found, text_of)
     data = {"walk": walk["data"]}
@@ -111,10 +127,10 @@ def render_diff(found: ValueDiff, text_of: Callable[[int], str]) -> str:
 
 
 def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Return the walk over the first tokens, None for a large model."""
+    """Return the steps on the first tokens, or None for a large model."""
     if sum(tensor.numel() for tensor in pair.state.values()) > WALK_PARAMETERS:
         return None
-    # weights that a style scales are scaled in float64 as well
+    # convert before loading, so that a style scales its weights in float64
     doubled = {n: tensor.cpu().double() for n, tensor in pair.state.items()}
     left, right = (s.from_gpt2(doubled, pair.config) for s in pair.styles)
     text_of = partial(token_text, tokenizer)
@@ -125,7 +141,8 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
         return None if found.shares_nothing else make_walk(found, text_of)
 
     def ids_of(text: str) -> list[int]:
-        with suppress(ValueError):  # a char tokenizer lacks its characters
+        # a "char" tokenizer may lack a character of the text
+        with suppress(ValueError):
             return tokenizer.encode(text)[: used.size(1)]
         return []
 
@@ -147,13 +164,17 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def _steps(walk: Mapping[str, Any]) -> list[Any]:
-    """Return the lines of a walk's steps, and whether next tokens follow."""
+    """Return the data that all texts of a page must have in common.
+
+    These are the lines of each step, and whether the likeliest next tokens
+    are missing.
+    """
     places = [step["places"] for step in walk["data"]["steps"]]
     return [places, walk["data"]["following"] is None]
 
 
 def fill(template: str, scripts: Sequence[str], **content: Any) -> str:
-    """Return a page: a template with scripts and style sheets inside.
+    """Return a page: a template filled with content, scripts and styles.
 
     Every text of the content is escaped, unless it is Markup.
     """
@@ -173,12 +194,14 @@ def fill(template: str, scripts: Sequence[str], **content: Any) -> str:
         "visible": visible,
         "fold": fold,
     }
+    environment.globals["live"] = None  # only a served page has live data
     files = resources.files(__package__) / "files"
+    styles = ["page.css", "walk.css", "live.css"]
     script, style = (
         "".join((files / name).read_text("utf-8") for name in names)
-        for names in (scripts, ["page.css", "walk.css"])
+        for names in (scripts, styles if content.get("live") else styles[:2])
     )
-    # the one script that the page's policy lets run
+    # the page's security policy allows only a script with this hash
     digest = hashlib.sha256(script.encode()).digest()
     return environment.get_template(template).render(
         script=Markup(script),
@@ -194,7 +217,7 @@ def fill(template: str, scripts: Sequence[str], **content: Any) -> str:
 
 
 def _marked(text: str) -> Markup:
-    """Return a text, what stands in backticks as code."""
+    """Return a text as HTML; words in backticks become code."""
     marks = Markup("{}"), Markup("<code>{}</code>")
     parts = enumerate(visible(text).split("`"))
     return Markup().join(marks[i % 2].format(part) for i, part in parts)
@@ -207,7 +230,7 @@ def _tiny(number: float) -> str:
 
 
 def _large(count: float) -> str:
-    """Return a count to three digits, with a letter for its thousands."""
+    """Return a count with three digits and a unit letter."""
     for letter in ("", " K", " M", " G", " T"):
         if count < 999.5:
             return f"{count:.3g}{letter}"

@@ -1,8 +1,8 @@
-"""The page's drawing of both styles, its sections, one a concept, and tables.
+"""Make the page's drawing of both styles, its sections and its tables.
 
-How both styles take over a GPT-2 checkpoint's weights is measured part by
-part: on weights with which the rest of the model is the same in both styles
-to the last bit, so that what differs is the part's own.
+For each part of the model, the error of loading its weights from a GPT-2
+checkpoint is measured. All other parts get weights with which both styles
+agree to the last bit, so any difference comes from the measured part.
 """
 
 import re
@@ -26,16 +26,17 @@ from ..values import Place, Row, diff_by_value
 from .folding import spans
 from .glossaries import text_of
 
-SIGN = "\u00d7"  # between the numbers of a shape
+SIGN = "\u00d7"  # the sign between the numbers of a shape
 # Weights that are set to zero while another part is measured: the token table,
-# whose scale rounds, and the matrices by which blocks write to the stream.
+# whose scaling rounds, and the matrices through which blocks add to the
+# residual stream.
 TOKENS = ("wte.weight",)
 BLOCKS = ("c_proj.weight", "c_proj.bias")
 BOTH = (*TOKENS, *BLOCKS)
 
 
 def unused_parts(pair: Pair) -> list[set[str]]:
-    """Return for each style the classes that its model has no object of."""
+    """Return, for each style, the classes that its model does not use."""
     return [
         {
             part.__qualname__
@@ -53,12 +54,15 @@ def architecture(
     unused: Sequence[set[str]],
     differences: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return the parts in the order of the data flow.
+    """Return the parts of the model in the order of the data flow.
 
-    For each its concept and title, the names of what implements it in both
-    styles (those that ran), the shape of its output on the tokens ("" for the
-    block, whose parts follow it), the largest difference of both outputs,
-    where measured, and whether it is inside the block.
+    Each part has:
+
+    - its concept and title;
+    - the names that implement it in each style, among those that ran;
+    - the shape of its output, or "" for the block, whose parts follow it;
+    - the largest difference of the two outputs, if it was measured;
+    - whether it is inside the block.
     """
     config, shape = pair.config, pair.tokens.shape
     features = SIGN.join(map(str, (*shape, config.n_embd)))
@@ -106,12 +110,13 @@ def concept_sections(
     differences: Mapping[str, float],
     flops: Sequence[Mapping[str, int]],
 ) -> list[dict[str, Any]]:
-    """Return what the template needs for each concept.
+    """Return the data of the template for each concept.
 
-    Differences are the largest by concept; flops are those of each style.
+    `differences` has the largest difference of each concept. `flops` has, for
+    each style, the number of floating-point operations of each concept.
     """
     sections = []
-    # the lines of both styles that compute the same
+    # run both styles, to find which lines compute the same values
     state = enlarged_random_weights(styles[1], TINY, 0)
     ours, theirs = (style.from_gpt2(state, TINY) for style in styles)
     values = diff_by_value(ours, theirs, quick=True).pairs
@@ -157,7 +162,7 @@ def concept_sections(
 def _correspondences(
     pairs: Sequence[PartPair], terms: Sequence[dict[str, list[str]]]
 ) -> list[dict[str, Any]]:
-    """The terms that stand in both styles' source, with their names."""
+    """Return the terms that occur in both styles' source, with their names."""
     present = []
     for side, own in zip(("left", "right"), terms, strict=True):
         parts = [part for p in pairs if (part := getattr(p, side))]
@@ -184,9 +189,10 @@ def _correspondences(
 def _names_by_value(
     pairs: Sequence[PartPair], values: Iterable[Row]
 ) -> list[tuple[str, str, list[str]]]:
-    """Return names of a concept's parts that compute the same values.
+    """Return the names in a concept's source whose calls give equal values.
 
-    Of each what torch calls it, the left's name, and those of the right.
+    Each entry has torch's name of the operation, the name on the left, and
+    the names on the right that compute the same value.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for value in values:
@@ -212,22 +218,28 @@ def _holds(part: Part | None, place: Place) -> bool:
 
 
 def _part_called(place: Place) -> str:
-    """Return w in "self.w(x)", "self.w[i]" or "self.w(x) * c", else ""."""
-    name = r"\w+(?:\[[^]]*\](?=\())?"  # one that is called may be indexed
+    """Return w in "self.w(x)", "self.w[i]" or "self.w(x) * c", or else ""."""
+    # a called name may have an index, as in w[0](x)
+    name = r"\w+(?:\[[^]]*\](?=\())?"
     found = re.match(rf"self\.(?:\w+\.)*({name})[(\[]", place.code)
     return found[1] if found else ""
 
 
 @dataclass(frozen=True)
 class TransferRow:
-    """One part of the model, and what taking over its weights costs."""
+    """One part of the model, and the error of loading its weights."""
 
-    name: str  # the common term
-    written: tuple[str, str]  # how each style writes it, "" if unsaid
-    transferred: tuple[str, str]  # how each takes over a GPT-2 checkpoint's
-    error: float  # largest difference that is its own; NaN without the stage
-    where: str  # the stage whose outputs were compared, and on what
-    absorbed: bool  # False where the error is no rounding but mathematics
+    name: str  # the common term for the part
+    written: tuple[str, str]  # how each style writes it, "" if unknown
+    transferred: tuple[str, str]  # how each style loads it from GPT-2
+    # largest difference of both styles' outputs; NaN if a style lacks the
+    # stage
+    error: float
+    # where the styles' outputs were compared, and with which inputs
+    where: str
+    # whether the loaded styles agree up to rounding; False only in the row
+    # that compares two different activations
+    absorbed: bool
 
 
 def measure_weight_transfer(
@@ -236,7 +248,7 @@ def measure_weight_transfer(
     config: GPTConfig,
     tokens: Int[Tensor, "batch time"],
 ) -> list[TransferRow]:
-    """Measure every part on the first block of a model."""
+    """Measure the error of loading each part, in a model of one block."""
     state = {
         name: tensor
         for name, tensor in read_gpt2(state, config).items()

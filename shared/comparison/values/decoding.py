@@ -1,4 +1,4 @@
-"""Decoding with a cache against the full pass of the same model."""
+"""Compare decoding with a cache to one forward pass over the whole text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,30 +16,32 @@ from ...tracing.lines import Line
 from ...tracing.pieces import CacheComparison
 from .given import DRAWN, Model, as_tokens, fitting, subject_of
 
-DRAWN_ROWS = 2  # of drawn tokens: a cache may mix its rows up
+DRAWN_ROWS = 2  # draw several rows, because a cache may mix them up
 
 
 @dataclass(frozen=True)
 class CacheDiff:
-    """The scores of decoding with a cache, compared with the full pass."""
+    """How the scores of cached decoding differ from those of a full pass."""
 
-    says: str  # the convention, "past_key_values and use_cache=True"
-    tokens: list[int]  # of the row that is shown
-    fed: list[int]  # how many tokens each piece had
-    # of the scores of each position; None where a piece returns its last alone
+    # how the cache is passed, such as "past_key_values and use_cache=True"
+    says: str
+    tokens: list[int]  # tokens of the row that the result shows
+    fed: list[int]  # number of tokens in each piece of the text that was fed
+    # the difference of scores at each position; None where the model returns
+    # none, because it scores only the last position of a piece
     apart: list[float | None]
-    rounding: float  # how far apart rounding may bring them
-    position: int | None = None  # the first that differs, if one does
-    line: Line | None = None  # the first whose value differs there, if found
+    rounding: float  # the difference that rounding can cause
+    position: int | None = None  # the first position that differs, if any
+    line: Line | None = None  # the first line that differs at `position`
 
     @property
     def same(self) -> bool:
-        """Whether decoding equals the full pass."""
+        """Return whether decoding equals the full pass."""
         return self.position is None
 
     @property
     def sentence(self) -> str:
-        """The finding in one sentence."""
+        """Return the finding in one sentence."""
         largest = max(size for size in self.apart if size is not None)
         if self.position is None:
             bound = f"rounding can cause up to {self.rounding:.1g}"
@@ -63,13 +65,13 @@ class CacheDiff:
             more = " + ..." * (len(self.fed) > 3)
             fed = f"as {' + '.join(map(str, self.fed[:3]))}{more}"
         return (
-            f"decoding with a cache ({self.says}), fed {fed}, parts "
+            f"decoding with a cache ({self.says}), fed {fed}, first differs "
             f"from the full pass at position {self.position}{where}; scores "
             f"{self.apart[self.position]:.2g} apart"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything, ready for JSON."""
+        """Return the result, ready for JSON."""
         line = self.line
         found = {k: v for k, v in vars(self).items() if k != "line"}
         return found | {
@@ -88,23 +90,24 @@ def diff_cache(
     vocab_size: int | None = None,
     cache: Callable[..., Any] | None = None,
 ) -> CacheDiff:
-    """Compare decoding with a cache with the full pass of the same model.
+    """Compare decoding with a cache to the full pass of the same model.
 
-    Tokens are fed one by one, then behind a prompt, then in two pieces; the
-    way to decode is found as check_cache finds it.
+    Tokens are fed in three ways: one by one; one by one after a prompt; and in
+    two pieces. The cache is found in the same way as by check_cache.
 
     Args:
-        model: as for diff_by_value.
-        tokens: ids; None: two rows of 16 drawn from a seed.
-        vocab_size: number of tokens, where the model does not declare it.
-        cache: makes an empty one, as for check_model, or is a step of
-            decoding, step(model, tokens, cache), that returns scores and the
-            cache, None at first; None: it is found.
+        model: a model, as for diff_by_value.
+        tokens: ids; None draws two rows of 16 random ids from a fixed seed.
+        vocab_size: number of tokens, if the model does not declare it.
+        cache: a function that makes an empty cache, as for check_model; or a
+            function step(model, tokens, cache) that returns scores and the
+            next cache. The first call of step gets None as cache. If this
+            argument is None, the kit looks for the model's cache.
 
     Raises:
-        ValueError: for a model whose cache is not found, or keeps the text
-            before; that draws random numbers in eval mode, or raises; for
-            tokens that do not fit.
+        ValueError: if no cache is found, or a new cache still holds an earlier
+            text; if the model draws random numbers in eval mode, or raises;
+            if the tokens do not fit the model.
     """
     given = None if tokens is None else as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
@@ -133,7 +136,10 @@ def diff_cache(
 
 
 def _compare(comparison: CacheComparison, tokens: Tensor) -> CacheDiff:
-    """Return the first way of feeding tokens that differs, else the first."""
+    """Feed tokens in three ways; return the first result that differs.
+
+    If none differs, return the result of the first way.
+    """
     decoder = comparison.decoder
     time = tokens.size(1)
     half = time // 2
@@ -149,9 +155,9 @@ def _compare(comparison: CacheComparison, tokens: Tensor) -> CacheDiff:
         try:
             decoded = decode()
         except ModelRaised:
-            if several:  # it goes on with one token at a time only
+            if several:  # this cache takes only one token at a time
                 continue
-            if time > 3:  # it may part before it raises
+            if time > 3:  # a shorter text may differ before decoding raises
                 first = _compare(comparison, tokens[:, :half])
                 if not first.same:
                     return first

@@ -1,4 +1,4 @@
-"""Which line computes what, and where two implementations part."""
+"""Pair the lines of two implementations by value; find where they differ."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,51 +53,52 @@ def diff_by_value(
 ) -> ValueDiff:
     """Pair the lines of two models by the values they compute.
 
-    Both run in eval mode on the same tokens, in float64 where both can.
-    Each brings its own weights. A side may be a recording: the path of an
-    .npz or a .safetensors with the tokens, and with arrays in the order in
-    which they were computed, the scores among them, or with five numbers of
-    each: mean, deviation, least, most and norm. Next to a model it stands on
-    the right, and the model runs in its dtype. A function written in arrays
-    of NumPy or JAX stands there as well; its scores alone are compared.
+    Both models run in eval mode on the same tokens, with their own weights, in
+    float64 if both can. Either side may be a recording instead: the path of an
+    .npz or a .safetensors file. It has the tokens, and the arrays in the order
+    in which they were computed, with the scores among them. A recording may
+    have five statistics instead of each array: mean, deviation, least, most
+    and norm. If the other side is a model, the recording becomes the right
+    side, and the model runs in the recording's dtype. A function of NumPy or
+    JAX arrays also becomes the right side; only its scores are compared.
 
-    Two models that agree on the first text are compared in more ways: scores
-    of longer texts, special ids and rows; with zeros and ones redrawn and
-    matrices scaled up on both sides; in train mode. The sentence and `scope`
-    say what was compared. A recording has one text.
+    If two models agree on the first text, they are compared in more ways: on
+    longer texts, special ids and several rows; with other weights; and in
+    train mode. The result's `scope` says what was compared.
 
     Args:
         left: a model, any callable from (batch, time) ids to scores, or a
             function without arguments that builds one.
-        right: another.
-        tokens: ids; None: 16 drawn from a seed.
-        vocab_size: number of tokens, where a model does not declare it.
-        names: what to call the two; None: as their classes.
-        dtype: to run both in; None: float64, or that of a recording. Two
-            models that rounding hides from each other in less than float64
-            are told apart in float64.
-        tolerance: share of a value's largest number that passes as rounding
-            in any case.
-        gradients: whether to compare the gradients of the weights, too, of
-            the mean cross-entropy of the next tokens.
-        ignore: names of arrays of recordings that are left out, whole or one
-            word: "preatt" for "layer 0 preatt" and "012_preatt".
-        scores: name of the array of a recording that holds the scores; None:
-            it is found. A recording without scores is judged by its values.
-        table: names of values on the left, and on the right: of an array, of
-            a module whose output is meant, or "layer 0 model.py:43 ln_1";
-            "{i}" stands for the number of each layer.
+        right: the model, function or recording to compare it with.
+        tokens: ids; None draws 16 random ids from a fixed seed.
+        vocab_size: number of tokens, if a model does not declare it.
+        names: names for the two models; None uses their classes' names.
+        dtype: dtype to run both in; None means float64, or the dtype of a
+            recording. Two models that agree in a coarser dtype are compared
+            again in float64, because rounding may hide a difference.
+        tolerance: differences up to this share of a value's largest entry
+            always pass as rounding.
+        gradients: whether to compare the gradients of the weights as well.
+            The loss is the mean cross-entropy of the next tokens.
+        ignore: names of arrays of recordings to leave out, each in full or as
+            one word of it: "preatt" for "layer 0 preatt" and "012_preatt".
+        scores: name of the array of a recording that holds the scores; None
+            looks for it. A recording may lack scores.
+        table: names of the values to pair, the left's before the right's. A
+            name is that of an array, of a module (for its output), or of a
+            line, as in "layer 0 model.py:43 ln_1". Write "{i}" for the layer's
+            number.
         quick: whether to compare the first text only.
 
     Raises:
-        ValueError: for two vocabularies, tokens that do not fit, a model
-            that raises, or a model in which no value can be recorded.
+        ValueError: if the vocabularies differ, the tokens do not fit a model,
+            a model raises, or no value of a model can be recorded.
     """
     started = perf_counter()
     files, sides = _files_among((left, right), ignore, scores)
     given = _tokens_of(tokens, files)
     if len(files) == 2 and gradients:
-        raise ValueError("gradients of two files are not compared")
+        raise ValueError("gradients cannot be compared between two files")
     pair = _pair_of(sides, given, vocab_size, names, table)
     pair = replace(pair, tolerance=tolerance)
     if not files:
@@ -117,10 +118,10 @@ def diff_by_value(
 def _files_among(
     given: Sequence[Any], ignore: Sequence[str], scores: str | None
 ) -> tuple[list[Recording], list[Any]]:
-    """Return the recordings among two sides, and both sides with them.
+    """Read sides that are files; return the recordings, and both sides.
 
     Raises:
-        ValueError: for a name that is in no recording.
+        ValueError: for the name of an array that no recording has.
     """
     sides: list[Any] = [
         Recording(side, None, ignore, scores)
@@ -131,7 +132,7 @@ def _files_among(
     files = [side for side in sides if isinstance(side, Recording)]
     for word in (*ignore, *filter(None, [scores])):
         if not any(word in file.named for file in files):
-            raise ValueError(f"there is no array {word!r} in a recording")
+            raise ValueError(f"no recording has an array {word!r}")
     for file in files:
         if not file.statistics and any(f.statistics for f in files):
             file.reduce = reduced
@@ -142,10 +143,10 @@ def _tokens_of(
     tokens: Int[Tensor, "batch time"] | Sequence[int] | None,
     files: Sequence[Recording],
 ) -> Any:
-    """Return the ids that are given or recorded, None where none are.
+    """Return the ids that are given or recorded, otherwise None.
 
     Raises:
-        ValueError: for a recording of other tokens.
+        ValueError: if a recording has different tokens.
     """
     given = None if tokens is None else as_tokens(tokens)
     for file in files:
@@ -162,21 +163,24 @@ def _pair_of(
     names: tuple[str, str] | None,
     table: Mapping[str, str] | None,
 ) -> Pair:
-    """Return two sides in the order in which they are compared."""
+    """Return both sides, with a function of arrays or a file on the right.
+
+    If the sides change places, so do their names and the pairs in the table.
+    """
     one, other = subjects_of(sides, size_of(given), vocab_size)
     files = [side for side in sides if isinstance(side, Recording)]
     if len(files) == 2 and vocab_size is None:
         vocab_size = min(file.vocab_size or sys.maxsize for file in files)
     both = names or (one.name, other.name)
     named = [*(table or {}).items()]
-    if _place(one, vocab_size) > _place(other, vocab_size):
+    if _rank(one, vocab_size) > _rank(other, vocab_size):
         one, other, both = other, one, both[::-1]
         named = [two[::-1] for two in named]
     return Pair((one, other), both, named, vocab_size=vocab_size or 0)
 
 
-def _place(side: Subject | Recording, vocab_size: int | None) -> int:
-    """Return a key of order: scores alone stand on the right."""
+def _rank(side: Subject | Recording, vocab_size: int | None) -> int:
+    """Return a key that sorts models before functions and files of arrays."""
     if isinstance(side, Subject):
         return int(side.in_arrays)
     return 2 + (side.vocab_size != vocab_size)
@@ -188,7 +192,11 @@ def _in_doubt(
     tokens: Int[Tensor, "batch time"],
     dtype: torch.dtype | None,
 ) -> tuple[ValueDiff, torch.dtype | None]:
-    """Add what another dtype says where it may decide, and return it."""
+    """Compare again in another dtype if rounding may hide a difference.
+
+    Return the finding, with notes on that dtype, and the dtype for further
+    runs (None means float64).
+    """
     other = found.sides[1]
     if isinstance(other, Recording):
         if not found.same and dtype is None:
@@ -197,7 +205,7 @@ def _in_doubt(
             found = replace(found, notes=[*found.notes, *hints])
         return found, dtype
     if found.same and dtype not in (None, torch.float64):
-        finer = pair.at(tokens)
+        finer = pair.at(tokens)  # in float64
         if not finer.same and finer.sides[0].dtype == torch.float64:
             kind = found.sides[0].dtype
             hidden = f"in {dtype_name(kind)} rounding hides this"
@@ -207,9 +215,9 @@ def _in_doubt(
 
 
 def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
-    """Add which weights are whose, and the first gradient that differs.
+    """Add to a finding the pairs of weights, and the first gradient to differ.
 
-    Gradients that a recording has are compared in any case.
+    If a side is a recording, gradients are always compared.
     """
     left, right = found.sides
     gradients |= isinstance(right, Recording) and bool(right.stored)
@@ -237,7 +245,7 @@ def subjects_of(
     at: tuple[int, int],
     vocab_size: int | None,
 ) -> list[Any]:
-    """Return models as subjects; the other, or a file, may say how wide."""
+    """Wrap models as subjects; one may take the other's vocabulary size."""
     found: dict[int, Subject | Recording] = {}
     for i, model in enumerate(models):
         with suppress(UnknownSize):
@@ -245,7 +253,7 @@ def subjects_of(
             found[i] = model if recorded else subject_of(model, at, vocab_size)
     sizes = (side.vocab_size for side in found.values())
     known = next(filter(None, sizes), None)
-    for i in sorted({0, 1} - found.keys()):  # of none: what is unknown
+    for i in sorted({0, 1} - found.keys()):  # models of unknown vocabulary
         try:
             found[i] = subject_of(models[i], at, known)
         except ValueError as error:
@@ -257,12 +265,12 @@ def subjects_of(
 def _hints_at_dtype(
     compare: Callable[[torch.dtype], ValueDiff], recording: Recording
 ) -> Iterator[str]:
-    """Say where 16 bits explain what a file of float32 differs by.
+    """Yield a note if 16-bit rounding explains a recording's difference.
 
-    An engine that runs in 16 bits may write its log-probabilities wider.
+    An engine that runs in 16 bits may write its log-probabilities in float32.
     """
     for kind in (torch.bfloat16, torch.float16):
-        with suppress(ValueError):  # the model may not run in it
+        with suppress(ValueError):  # the model may not run in this dtype
             if recording.may_be_of(kind) and compare(kind).same:
                 name = dtype_name(kind)
                 yield (
@@ -278,10 +286,10 @@ def assert_same_values(
     tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
     **settings: Any,
 ) -> None:
-    """Raise AssertionError where two models are not one function.
+    """Raise AssertionError unless two models compute the same function.
 
-    The message names the first line that parts. The arguments are those of
-    diff_by_value, and so are its errors.
+    The message names the first line that differs. Arguments and errors are
+    those of diff_by_value.
     """
     found = diff_by_value(left, right, tokens, **settings)
     if not found.same:

@@ -1,4 +1,4 @@
-"""The first line of a model that the other one does not explain."""
+"""Find the first line of a model whose value the other model lacks."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,29 +18,32 @@ from .matching import Matches
 from .rows import Divergence
 from .side import Side
 
-FAR = 2.0  # of a value's size: two so far apart have nothing in common
-MOST_HEADS, MOST_MARKS = 128, 256  # of a value that repeats heads
-VALUES_FOR_A_RECORDING = 96  # of the left that are compared with an array
-VALUES_FOR_STATISTICS = 8  # the same of statistics: all are of one size
-MEASURED = 4  # values of the left that are measured against one of the right
+FAR = 2.0  # values that differ by this many times their size are unrelated
+MOST_HEADS, MOST_MARKS = 128, 256  # most heads, and most entries of a head
+VALUES_FOR_A_RECORDING = 96  # most left values to compare with an array
+VALUES_FOR_STATISTICS = 8  # most left values to compare with statistics
+MEASURED = 4  # most left values to compare in full with a right value
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """The first values that the other side does not explain.
+    """The first values of each model that the other model lacks.
 
     Attributes:
-        sides, flows, matches: of the two models.
-        chains: of each side, for each open value whose inputs are explained,
-            that value and what the same call goes on to compute.
-        partner: the number on the left of each number on the right that has
-            a counterpart, or that the user paired with one.
-        repeats: for each start on the right the values before it that hold
-            the numbers of their input several times.
-        kept: of each side, by its number, each value that is compared.
-        fits: for each start on the right the nearest value of the left, the
-            best pair first.
-        best: the pair that the divergence is about.
+        sides: each model's run.
+        flows: for each model, which of its values the other explains.
+        matches: the pairs of equal values.
+        chains: for each side, one list for each start. A start is an
+            unexplained value whose inputs are explained. Its list has the
+            start, then the values that the same module call makes from it.
+        partner: maps the number of a right value to that of its left
+            counterpart, which was found, or named by the user.
+        repeats: for each start on the right, the values before it that
+            repeat their input, such as key/value heads.
+        kept: for each side, the compared tensors, by value number.
+        fits: for each start on the right, the nearest value of the left. The
+            best pair comes first.
+        best: the pair that the divergence reports.
     """
 
     sides: tuple[Side, Side]
@@ -55,17 +58,17 @@ class Frontier:
 
     @property
     def chain(self) -> list[Value]:
-        """Return the start on the right, and what its call goes on with."""
+        """Return the right's chain that has the best pair's right value."""
         return next(c for c in self.chains[1] if self.best.theirs in c)
 
     @property
     def start(self) -> Value:
-        """Return the first value on the right without a counterpart."""
+        """Return the right's first value without a counterpart."""
         return self.chain[0]
 
     @property
     def pair(self) -> tuple[Value, Value]:
-        """Return the best pair; a head counts as the value it is cut from."""
+        """Return the best pair, with whole values instead of heads."""
         left, right = (
             flow.values[v.inputs[0]] if HEAD.search(v.place.inside) else v
             for flow, v in zip(
@@ -75,7 +78,10 @@ class Frontier:
         return left, right
 
     def in_order(self, left: Value) -> bool:
-        """Whether a value is the right one of the best pair, as it lies."""
+        """Return whether a left value equals the right value of the best pair.
+
+        Both must have their entries in the same order.
+        """
         known = self.kept[0].get(left.number)
         return known is not None and (
             difference(known, self.kept[1][self.best.theirs.number])
@@ -85,14 +91,15 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How two models differ at a frontier.
+    """How two models differ, as the result shows it.
 
     Attributes:
-        left, right: the two values that are shown.
-        start: the value on the right whose inputs count.
-        apart: how far the two are apart.
-        factor: what the left is multiplied by on the right, if it is.
-        in_order: whether both have the same numbers in one order.
+        left, right: the two values to show.
+        start: the first unexplained value on the right, whose inputs are
+            compared.
+        apart: the largest difference of the two values.
+        factor: c, if the right is c times the left.
+        in_order: whether both values have their entries in the same order.
     """
 
     left: Value
@@ -127,11 +134,11 @@ def find_divergence(
     )
 
 
-# --- Explanations: the first that applies is told ----------------------------
+# --- Explanations: the first that applies is reported ------------------------
 
 
 def missing_cut(at: Frontier) -> Explanation | None:
-    """The right cuts a part out of a value, and the left another."""
+    """Explain a difference by slices: the models cut out different parts."""
     ours, theirs = at.flows
     cut = next(theirs.parts_before(at.start), None) if at.best.rank else None
     if cut is None:
@@ -148,7 +155,7 @@ def missing_cut(at: Frontier) -> Explanation | None:
 
 
 def mixed_heads(at: Frontier) -> Explanation | None:
-    """Heads that several queries share are repeated in another order."""
+    """Explain a difference by key/value heads repeated in another order."""
     for value in at.repeats[at.start.number]:
         origin = at.flows[0].values[at.partner[value.number]]
         known, laid = at.kept[0][origin.number], at.kept[1][value.number]
@@ -158,7 +165,7 @@ def mixed_heads(at: Frontier) -> Explanation | None:
 
 
 def scaled_input(at: Frontier) -> Explanation | None:
-    """The right multiplies an input, and the left uses it as it is."""
+    """Explain a difference by an input that only the right model scales."""
     best, start = at.best, at.start
     if best.theirs is not start or _factor(best.ours, start, at.kept):
         return None
@@ -176,7 +183,7 @@ def scaled_input(at: Frontier) -> Explanation | None:
 
 
 def nearest_value(at: Frontier) -> Explanation:
-    """The nearest value of the left has other numbers, or is a multiple."""
+    """Report the nearest left value, and the factor if there is one."""
     left, right = at.pair
     factor = _factor(at.best.ours, at.best.theirs, at.kept)
     in_order = at.in_order(left)
@@ -192,9 +199,9 @@ EXPLANATIONS: tuple[Callable[[Frontier], Explanation | None], ...] = (
 
 
 def _lines_shown(at: Frontier, right: Value) -> tuple[Place, ...]:
-    """Return lines of the right to look at: its own, then those near it."""
+    """Return the right model's lines to inspect, the likeliest first."""
     ours, theirs = at.flows
-    # a step that the right leaves out would stand after one of these
+    # after these lines the left computes more, so the right may omit a step
     omitted = [
         theirs.values[ours.partner[number]].place
         for chain in at.chains[0]
@@ -212,7 +219,7 @@ def _lines_shown(at: Frontier, right: Value) -> tuple[Place, ...]:
 
 
 def _step_of_the_left(at: Frontier) -> Place | None:
-    """Return a step that only the left takes, on the way to its value."""
+    """Return a step that only the left model takes before its best match."""
     best = at.best.ours
     steps = [c[0] for c in at.chains[0] if best in c[1:]]
     line = _line(best)[:2]
@@ -225,10 +232,10 @@ def _step_of_the_left(at: Frontier) -> Place | None:
 def find_frontier(
     sides: tuple[Side, Side], flows: tuple[Flow, Flow], matches: Matches
 ) -> Frontier:
-    """Find the earliest values without a counterpart whose inputs have one."""
+    """Find each model's first values without a counterpart."""
     ours, theirs = flows
     chains = _chains(sides, flows)
-    named = {r: n for n, r in matches.parted}
+    named = {r: n for n, r in matches.named_apart}
     partner = theirs.partner | named
     starts = [chain[0] for chain in chains[1]]
     repeats = {
@@ -248,10 +255,11 @@ def find_frontier(
         ]
         if start.number in named:
             origin = ours.values[named[start.number]]
-            gap = matches.parted[origin.number, start.number]
+            gap = matches.named_apart[origin.number, start.number]
             found = [Fit(origin, start, gap, 0)]
         fits.append(min(found, key=attrgetter("rank")))
-    # stable: the first of a rank is first, in a file the first with any
+    # fits of equal rank keep their order, because the sort is stable; for a
+    # file, ranks 0 and 1 count as equal
     fits.sort(key=lambda fit: fit.rank == 2 if theirs.recorded else fit.rank)
     best = _computed_first(fits, own) if theirs.recorded else fits[0]
     return Frontier(
@@ -262,13 +270,13 @@ def find_frontier(
 def _chains(
     sides: tuple[Side, Side], flows: tuple[Flow, Flow]
 ) -> tuple[list[list[Value]], list[list[Value]]]:
-    """Return of each side the open starts, each with the rest of its call."""
+    """Return `Frontier.chains`: the starts, and the values after each."""
     ours, theirs = flows
     left = [ours.same_call(v) for v in ours.starts()]
-    # an array before those at which the left differs is a step of its own
+    # skip the right's extra arrays before the left's first difference
     before = min(ours.made_of(chain[0]) for chain in left)
     right = [theirs.same_call(v) for v in theirs.starts(before)]
-    if theirs.recorded:  # few arrays: a later value may be one's counterpart
+    if theirs.recorded:  # the counterpart of an array may be a later value
         whole = sides[1].reduce is None
         most = VALUES_FOR_A_RECORDING if whole else VALUES_FOR_STATISTICS
         left = [ours.open[:most] or left[0]]
@@ -278,7 +286,7 @@ def _chains(
 def _repeats(
     theirs: Flow, start: Value, partner: Mapping[int, int]
 ) -> list[Value]:
-    """Return values before a start that repeat the numbers of their input."""
+    """Return the values before `start` that only repeat their input."""
     return [
         value
         for value in theirs.moved_before(start)
@@ -294,7 +302,7 @@ def _keep_compared(
     named: Mapping[int, int],
     repeats: Mapping[int, list[Value]],
 ) -> list[dict[int, Tensor]]:
-    """Return of each side the values that are compared, by their numbers."""
+    """Return the tensors of each side to compare, by value number."""
     before = {r for chain in chains[1] for r in chain[0].inputs}
     before |= {v.number for found in repeats.values() for v in found}
     sources = {partner[r] for r in before if r in partner}
@@ -307,11 +315,10 @@ def _keep_compared(
 
 
 def _computed_first(fits: Sequence["Fit"], left: Sequence[Value]) -> "Fit":
-    """Return the first array, but for a later one that is computed before.
+    """Return the fit whose array is computed first, even if stored later.
 
-    It is where all values of its size on the left, in the layer of the first
-    of them, come before those of the other's size: llm.c has atty in front
-    of preatt and att.
+    llm.c stores atty before preatt and att, but computes it after them. The
+    order is that in which the left computes values of the arrays' sizes.
     """
 
     def numbers(fit: "Fit") -> list[int]:
@@ -329,7 +336,7 @@ def _computed_first(fits: Sequence["Fit"], left: Sequence[Value]) -> "Fit":
 
 
 def _mixed(left: Tensor, right: Tensor, times: int) -> bool:
-    """Whether heads that are there several times stand in another order."""
+    """Return whether the right model repeats heads in a different order."""
     near = MARKS_SHARE * float(right.abs().max())
 
     def heads(value: Tensor, first: int, last: int) -> Tensor:
@@ -342,7 +349,7 @@ def _mixed(left: Tensor, right: Tensor, times: int) -> bool:
         return bool(((apart <= near).sum(0) == times).all())
 
     def heads_of(value: Tensor) -> list[Tensor]:
-        # a group's heads may be on an axis of their own
+        # merge two axes, because the heads of a group may have their own axis
         axes = range(value.dim())
         found = [heads(value, a, b) for a in axes for b in axes[a:]]
         return [
@@ -361,12 +368,12 @@ def _mixed(left: Tensor, right: Tensor, times: int) -> bool:
 
 
 class Fit(NamedTuple):
-    """Two values that may stand for the same thing."""
+    """A value of the left model and one of the right that may correspond."""
 
     ours: Value
     theirs: Value
     apart: float
-    rank: int = 1  # 0: a counterpart; 1: a step before it; 2: none
+    rank: int = 1  # 0: the same value; 1: an earlier value; 2: unrelated
 
 
 def _comparable(
@@ -374,11 +381,11 @@ def _comparable(
     kept: Sequence[Mapping[int, Tensor]],
     known: set[tuple[object, object]],
 ) -> Fit:
-    """Return the first two values that stand for the same thing.
+    """Return the first pair of values that compute the same thing.
 
-    One side may take several steps to what the other does in one: each has
-    its open values, what follows in the call where it parts. `known` are
-    lines that are a pair in another layer.
+    One side may take several steps where the other takes one. So all given
+    values of the two sides are compared. `known` holds the pairs of lines that
+    match in another layer.
     """
     fits: list[Fit] = []
     for _, line in groupby(open_values[1], lambda v: _line(v)[:2]):
@@ -409,7 +416,7 @@ def _comparable(
         ]
         if not earlier:
             return best._replace(rank=0)
-        # both sides have taken steps before: it is one of these
+        # both sides compute an earlier value, which already differs
         step = earlier[0]
         if step.apart > FAR * step.ours.digest.size:
             return Fit(open_values[0][0], step.theirs, math.inf)
@@ -422,7 +429,7 @@ def _nearest_of(
     left: Sequence[Value],
     kept: Sequence[Mapping[int, Tensor]],
 ) -> list[Fit]:
-    """Return the values of the left of one size, the nearest first."""
+    """Return left values with the right value's size, the nearest first."""
     size = theirs.digest.finite + theirs.digest.other
     alike = [v for v in left if v.digest.finite + v.digest.other == size]
     alike.sort(key=lambda v: v.digest.distance(theirs.digest))
@@ -442,7 +449,10 @@ def _nearest_of(
 def _factor(
     left: Value, right: Value, kept: Sequence[Mapping[int, Tensor]]
 ) -> float | None:
-    """Return c where the second is c times the first, in any order."""
+    """Return c if the right is c times the left, or None.
+
+    The entries of the two values may be in another order.
+    """
     scale = left.digest.scale_of(right.digest)
     if scale is None:
         return None
@@ -458,11 +468,11 @@ def _line(value: Value) -> tuple[object, ...]:
 
 
 def _likely_cause(factor: float | None, widths: Collection[int]) -> str:
-    """Return what it suggests that the right is so many times the left.
+    """Return the cause that a factor between two values suggests, or "".
 
-    2.828 is the root of 8, the width of a head: the scores lack their
-    1 / sqrt(8). 5.657 is the root of 32, the model's width: the embedding's
-    scale. Widths are sizes of axes of the values around.
+    For example, 2.828 is the root of 8. If heads have a width of 8, the
+    attention scores lack their 1 / sqrt(8). `widths` holds the sizes of the
+    last axes of the model's values.
     """
     if factor is None or factor <= 0:
         return ""
@@ -480,7 +490,7 @@ def _likely_cause(factor: float | None, widths: Collection[int]) -> str:
 
 
 def _own_input(at: Frontier) -> str:
-    """Return what it suggests that two values differ by an input, or ""."""
+    """Return a cause if the difference of the values is an input, or ""."""
     ours, theirs = at.kept
     left, right = (
         ours.get(at.best.ours.number),

@@ -1,10 +1,9 @@
-"""Dropout at its mean, and the numbers that each place drops.
+"""Replace dropout by its mean, and compare the inputs of dropout.
 
-A random decision to drop is replaced by its probability: dropout with its
-usual scale then changes no number, and two models in train mode are compared
-like two in eval mode. The numbers that each place drops from are kept, so
-that a model without dropout, with another probability or with dropout at
-another place differs from its original.
+Dropout multiplies each entry by a random 0 or 1, then scales the result. Here
+the mean takes the place of the random number. Dropout then changes nothing, so
+two models can be compared in train mode. The inputs of dropout are kept. They
+show a dropout that only one model has, or one with another probability.
 """
 
 import re
@@ -25,7 +24,8 @@ from ...tracing.value import plain
 from .layouts import largest
 from .scope import Drop, Dropped
 
-# Operations that drop as a whole: they take numbers, a share and a mode.
+# Operations that do all of dropout in one call. Their arguments are the input,
+# the share to drop, and whether the mode is train mode.
 WHOLE = {
     "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout",
     "native_dropout",
@@ -33,14 +33,14 @@ WHOLE = {
 KERNEL = "scaled_dot_product_attention"
 BELOW, ABOVE = {"lt", "le"}, {"gt", "ge"}
 UNIFORM = {"rand", "rand_like", "uniform"}
-NAMED = re.compile(r"(?i)drop|bernoulli")  # in the code of what may drop
-SHARE_DIGITS = 6  # of a share: 1 - 0.9 is 0.1
-NUMBERS_KEPT = 2**24  # of one side, that are dropped from
+NAMED = re.compile(r"(?i)drop|bernoulli")  # names in code that suggest dropout
+SHARE_DIGITS = 6  # decimal digits of a rounded share, so that 1 - 0.9 is 0.1
+NUMBERS_KEPT = 2**24  # most entries of dropout's inputs to keep for a model
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """One call of a place that drops numbers, and the numbers in order."""
+    """One call of dropout: its line, the share it drops, its sorted input."""
 
     place: Place
     share: float
@@ -48,14 +48,19 @@ class Loss:
 
 
 class AtTheMean:
-    """Replaces each random decision to drop by its probability.
+    """Replace the random zeros and ones of dropout by their mean.
 
-    It is an observer of `operations_through`.
+    Use it as an observer of `operations_through`. It recognises operations
+    such as `dropout`, and random masks. A mask is drawn, or made by comparing
+    random numbers with a share. For another way to write dropout, add a rule
+    to `__call__`: a method that returns an operation's result, or None if the
+    rule does not apply.
 
     Attributes:
-        losses: each call that drops numbers.
-        others: lines that draw random numbers to another end.
-        full: whether more numbers are dropped than are kept.
+        losses: a record of each call that drops entries of a value.
+        others: lines that draw random numbers for a purpose other than
+            dropout.
+        full: whether the inputs of dropout had too many entries to keep.
     """
 
     def __init__(self) -> None:
@@ -63,11 +68,11 @@ class AtTheMean:
         self.others: list[Place] = []
         self.full = False
         self._room = NUMBERS_KEPT
-        self._kept = WeakTensorKeyDictionary()  # masks: the share they keep
-        self._uniform = WeakTensorKeyDictionary()  # numbers from 0 to 1
+        self._kept = WeakTensorKeyDictionary()  # the share that a mask keeps
+        self._uniform = WeakTensorKeyDictionary()  # numbers drawn from 0 to 1
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry an operation out, at the mean of its random decisions."""
+        """Run an operation, with means for its random zeros and ones."""
         name = base_name(func) if hasattr(func, "_schema") else name
         for rule in (self._whole, self._drawn, self._decided, self._used):
             answer = rule(func, name, args, kwargs)
@@ -78,7 +83,7 @@ class AtTheMean:
         return answer
 
     def _whole(self, func, name, args, kwargs) -> Any:
-        """Return the answer of an operation that drops as a whole."""
+        """Return the answer of an operation such as `dropout`, or None."""
         given = arguments_of(func, args, kwargs)
         if name == KERNEL and given.get("dropout_p", 0.0) > 0:
             share = given.pop("dropout_p")
@@ -97,7 +102,7 @@ class AtTheMean:
         return answer
 
     def _drawn(self, func, name, args, kwargs) -> Tensor | None:
-        """Return what a draw of zeros and ones is at its mean."""
+        """Return the mean of a draw of zeros and ones."""
         if name != "bernoulli":
             return None
         written = func._schema.is_mutable
@@ -115,7 +120,7 @@ class AtTheMean:
         return mean
 
     def _decided(self, func, name, args, kwargs) -> Tensor | None:
-        """Return a comparison of drawn numbers with a share, at its mean."""
+        """Return a mask of ones if random numbers are compared to a share."""
         if name not in BELOW | ABOVE or len(args) != 2:
             return None
         drawn, share = args
@@ -124,15 +129,16 @@ class AtTheMean:
         if isinstance(share, Tensor) and share.numel() != 1:
             return None
         kept = float(share) if name in BELOW else 1 - float(share)
-        mask = torch.ones_like(drawn, dtype=torch.bool)  # its use is replaced
+        # a mask of ones, because `_used` handles the operation that applies it
+        mask = torch.ones_like(drawn, dtype=torch.bool)
         self._kept[mask] = kept
         return mask
 
     def _used(self, func, name, args, kwargs) -> Tensor | None:
-        """Return what a mask at its mean makes of numbers."""
+        """Return the answer of an operation on a random mask, or None."""
         if name in ("bitwise_not", "logical_not") and args[0] in self._kept:
             kept = 1 - self._kept[args[0]]
-            opposite = torch.full_like(args[0], kept)  # of booleans True
+            opposite = torch.full_like(args[0], kept)  # all True if boolean
             self._kept[opposite] = kept
             return opposite
         if name == "where" and len(args) == 3 and args[0] in self._kept:
@@ -150,9 +156,10 @@ class AtTheMean:
         return None
 
     def _mixed(self, share: float, parts: Sequence[Any], name: str) -> Tensor:
-        """Return a mixture of two values, and note the loss.
+        """Return the mean of the two values that a draw selects from.
 
-        The share is that of the first value.
+        Also record the call in `losses`. `share` is the weight of the first
+        value.
         """
         ours, theirs = parts
         numbers = [part for part in parts if isinstance(part, Tensor)]
@@ -163,7 +170,7 @@ class AtTheMean:
     def _product(
         self, func: Any, one: Any, other: Any, name: str
     ) -> Tensor | None:
-        """Note numbers that are multiplied by a mask, and return them."""
+        """Record a value that a random mask multiplies; return the product."""
         for mask, value in ((one, other), (other, one)):
             is_mask = isinstance(mask, Tensor) and mask in self._kept
             if not is_mask or not isinstance(value, Tensor) or not value.dim():
@@ -178,7 +185,7 @@ class AtTheMean:
         return None
 
     def _follow(self, func, name, args, kwargs, answer) -> None:
-        """Know masks and draws again in results made only of them."""
+        """Remember results that are computed only from a mask or a draw."""
         operands = tensors_in((*args, *kwargs.values()))
         answers = tensors_in((answer,))
         if name in UNIFORM:
@@ -196,7 +203,7 @@ class AtTheMean:
                     mask.fill_(self._kept[mask])
 
     def _note(self, value: Tensor, share: float, name: str) -> None:
-        """Note that numbers are dropped from."""
+        """Record a call that drops entries of a value."""
         self._room -= value.numel()
         self.full |= self._room < 0
         numbers = value.new_zeros(0) if self.full else value.detach()
@@ -218,13 +225,13 @@ def compare_losses(
     losses: tuple[Sequence[Loss], Sequence[Loss]],
     unit: float,
 ) -> Dropped | None:
-    """Return the dropout that only one side has, None where both are alike.
+    """Return the dropout that only one model has; None if both agree.
 
-    Both are alike where the same numbers are dropped from with the same
-    share, in one call or head by head. Two models of one file, or with the
-    same names of weights that both drop, are one implementation. A model of
-    other names, or with dropout set to 0, is another: its author's choice.
-    The unit of rounding is that of both.
+    Both agree if they drop the same share of the same entries, in one call or
+    head by head. A difference is a fault if both models are copies of one
+    implementation. They are copies if they come from one file, or if both use
+    dropout and name their weights the same. In other models the authors may
+    intend the difference. `unit` is the unit of rounding of both models.
     """
     near = max(DROPPED_SHARE, DROPPED_UNITS * unit)
     left, right = [*losses[0]], [*losses[1]]
@@ -251,16 +258,17 @@ def compare_losses(
 
 
 def _of_share(losses: Sequence[Loss], share: float) -> list[Loss]:
-    """Return the losses of a share, up to float32's rounding of it."""
+    """Return the calls that drop this share, up to float32's rounding."""
     digits = SHARE_DIGITS
     return [x for x in losses if round(x.share - share, digits) == 0]
 
 
 def _alike(left: Sequence[Loss], right: Sequence[Loss], near: float) -> bool:
-    """Whether two sides drop from the same numbers, with the same share.
+    """Return whether both models drop the same share of the same entries.
 
-    They differ by up to a share of the largest, `near`. What is kept may be
-    scaled before or after: the scores show the scale.
+    Entries may differ by up to `near`, a share of the largest entry. They may
+    also be scaled by the kept share, because the scores show whether that
+    scale is right.
     """
     if not (left and right):
         return not left and not right
@@ -280,7 +288,7 @@ def _alike(left: Sequence[Loss], right: Sequence[Loss], near: float) -> bool:
 
 
 def _by_line(losses: Sequence[Loss]) -> tuple[Drop, ...]:
-    """Return one record for each line and share."""
+    """Return one record of dropout for each line and share."""
     found: dict[tuple[Place, float], int] = {}
     for loss in losses:
         key = loss.place, loss.share
@@ -292,7 +300,7 @@ def _by_line(losses: Sequence[Loss]) -> tuple[Drop, ...]:
 
 
 def may_drop(model: nn.Module) -> bool:
-    """Whether a model has a module or a name of dropout in its code."""
+    """Return whether a module or a name in the code suggests dropout."""
     return any(
         NAMED.search(type(module).__name__) or NAMED.search(name)
         for module in model.modules()
@@ -316,7 +324,7 @@ def _names(model: nn.Module) -> set[str]:
 
 
 def _homes(model: nn.Module) -> set[str]:
-    """Return the files of the classes that say how a model runs."""
+    """Return the files in which a model's forward methods are defined."""
     return {
         vars(each)["forward"].__code__.co_filename
         for each in type(model).__mro__

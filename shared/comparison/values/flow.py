@@ -1,4 +1,4 @@
-"""What of a model the other one explains."""
+"""Find which values of a model the other model explains: see `Flow`."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -11,13 +11,14 @@ from .matching import Matches
 from .rows import NOWHERE
 from .side import Side
 
-AHEAD = 24  # values of a call that are looked at for the nearest
-LIKENESS_SHARE = 0.25  # of a value's size: two as close are one thing
-STARTS = 3  # open lines that are looked at on each side, and shown
+AHEAD = 24  # most values of one module call to compare
+# values that differ by less than this share of their size count as similar
+LIKENESS_SHARE = 0.25
+STARTS = 3  # most unexplained lines to compare on each side, and to show
 
 SUMS = {"+", "+="}
 
-# Operations whose result has only numbers of their input.
+# Operations that only rearrange entries of their input.
 MOVES = {
     *("view", "reshape", "permute", "transpose", "expand", "repeat", "flip"),
     *("repeat_interleave", "chunk", "split", "split_with_sizes", "unbind"),
@@ -29,14 +30,17 @@ MOVES = {
 
 
 class Flow:
-    """What leads to a model's scores, and how far it is explained.
+    """The values of a model, and which of them the other model explains.
 
-    A value is explained where the other side has it, in any order, or has
-    something that is computed from it: a step of its own on the way to a
-    common value. An operation that only moves explained values is explained,
-    and a constant, unless the other side has one near it. A part of a value
-    explains the whole once all parts in use are explained. A value that the
-    other side has almost is not: small weights behind it may hide a fault.
+    A value is explained if the other side has its entries, in any order. It
+    is also explained if it is only a step towards such a value. The result of
+    an operation that only moves entries is explained if its inputs are. So is
+    a constant, unless the other side has a similar constant. A value that the
+    other side has only approximately is not explained, because small weights
+    may hide a fault.
+
+    To explain more values, add to `explained` in `__init__`. `open` has the
+    values that are not explained.
     """
 
     def __init__(
@@ -46,9 +50,9 @@ class Flow:
         matches: Matches,
         close: set[int],
     ):
-        """Follow the values of one side; i is its index."""
+        """Find the explained values of side i; `close` has those in doubt."""
         side, others = sides[i], sides[1 - i].values
-        known = matches.explaining[i]
+        known = matches.known_on[i]
         self.values = side.values
         self.partner = {two[i]: two[1 - i] for two in matches.pairs}
         self.differences = {
@@ -58,16 +62,17 @@ class Flow:
         }
         heads = [v for v in self.values if HEAD.search(v.place.inside)]
         unseen = {v.inputs for v in heads if v.number not in known}
-        # one head says little of the others: perhaps it is a position
+        # a head is known only if all heads of its value are, because one head
+        # may equal the features of one position
         self.known = known - {v.number for v in heads if v.inputs in unseen}
         self.used = {side.normalised}
         for value in reversed(self.values):
             if value.number in self.used:
                 self.used.update(value.inputs)
         self.recorded = self.values[side.last].place.recorded
-        if self.recorded:  # a file says not what is made of what
+        if self.recorded:  # a file lists no inputs, so all values are used
             self.used = {value.number for value in self.values}
-        # the heads go with the whole
+        # the heads of a used value are also used
         self.used |= {
             v.number for v in heads if self.used.issuperset(v.inputs)
         }
@@ -89,12 +94,13 @@ class Flow:
         ]
 
     def starts(self, behind: int = -1) -> list[Value]:
-        """Return the open values whose inputs are explained: the first.
+        """Return the first open values: those whose inputs are explained.
 
-        Of a file those behind a number, if there are any.
+        For a file, prefer values whose number is above `behind`.
         """
         found = [v for v in self.open if self.explained.issuperset(v.inputs)]
-        # a part of a sum that is open elsewhere may be added in another order
+        # the terms of an open sum are no starts, because the other side may
+        # add them in another order
         numbers = {v.number for v in self.open}
         parts = {
             n
@@ -111,10 +117,7 @@ class Flow:
         return found[:STARTS] or self.open[:1] or [self.values[-1]]
 
     def same_call(self, start: Value) -> list[Value]:
-        """Return what the same call of a function goes on to compute.
-
-        Only what is computed from the value and is not explained.
-        """
+        """Return `start`, then the open values its call makes from it."""
         reached = {start.number: start}
         for value in self.open:
             if value.call == start.call and reached.keys() & value.inputs:
@@ -122,7 +125,7 @@ class Flow:
         return [reached[number] for number in sorted(reached)][:AHEAD]
 
     def made_of(self, value: Value) -> int:
-        """Return the last partner of what a value is computed from, or -1."""
+        """Return the last counterpart's number among sources, or -1."""
         reached, last = {*value.inputs}, -1
         for before in reversed(self.values[: value.number]):
             number = before.number
@@ -135,10 +138,10 @@ class Flow:
         return last
 
     def inputs_apart(self, value: Value) -> float | None:
-        """Return how far a value's inputs are from the other side's.
+        """Return how far a value's inputs are from the other side's inputs.
 
-        None where one of them is not there in the same order, or where
-        there are none.
+        Return None if the value has no inputs, or if the other side does not
+        have all of them in the same order.
         """
         apart = []
         for number in value.inputs:
@@ -155,7 +158,7 @@ class Flow:
         return max(apart, default=None)
 
     def moves_to(self, value: Value) -> Iterator[Place]:
-        """Yield the lines that laid a value's inputs out, nearest first."""
+        """Yield the lines that rearranged a value's inputs, nearest first."""
         before = [*self.moved_before(value)]
         yield from (v.place for v in before)
         for later in (*reversed(before), value):
@@ -164,9 +167,10 @@ class Flow:
     def moved_before(
         self, value: Value, but: Collection[int] = ()
     ) -> Iterator[Value]:
-        """Yield what only moves numbers on the way to a value.
+        """Yield the values before a value that only rearrange entries.
 
-        The nearest first; nothing behind one of some numbers.
+        The nearest comes first. The search stops at values whose numbers are
+        in `but`.
         """
         for number in reversed(value.inputs):
             before = self.values[number]
@@ -175,14 +179,14 @@ class Flow:
                 yield from self.moved_before(before, but)
 
     def times(self, value: Value) -> int:
-        """Return how often what moves numbers holds those of its input."""
+        """Return how often a value repeats the entries of its input."""
         of = self.values[value.inputs[0]].shape
         return math.prod(value.shape) // math.prod(of)
 
     def parts_before(self, value: Value) -> Iterator[Value]:
-        """Yield parts without a counterpart on the way to a value.
+        """Yield slices that lead to a value and have no counterpart.
 
-        The other side computes the whole values, and not these parts.
+        The other side computes the values that are cut, but not these slices.
         """
         plain = {v.number for v in self.values if v.constant}
         plain |= {v.number for v in self.values if v.digest.trivial}
@@ -191,13 +195,13 @@ class Flow:
                 yield before
 
     def cuts(self, value: Value) -> bool:
-        """Whether a value that is moved is a part of its one input."""
+        """Return whether a value is only a part of its single input."""
         return len(value.inputs) == 1 and self.times(value) == 0
 
     def lines_alone(self, other: "Flow") -> Iterator[tuple[Value, str]]:
-        """Yield the values that are in no pair, and what is known of each.
+        """Yield each unpaired value, and in words what is known about it.
 
-        Not the steps of an operation that no line takes by itself.
+        Steps inside an operation are left out, because they have no line.
         """
         for value in self.values:
             paired = value.number in self.differences
@@ -214,7 +218,7 @@ class Flow:
                 of = f"{theirs.place} times {_in_words(scale)}"
                 return f"equals a result of {of}"
         if value.number not in self.used:
-            return "no part of the scores"
+            return "not used by the scores"
         if value.number not in self.explained:
             return NOWHERE
         reached = {value.number}
@@ -226,7 +230,7 @@ class Flow:
         return ""
 
     def _backwards(self) -> set[int]:
-        """Return the known numbers, and those that lead to them."""
+        """Return the numbers of matched values and all that lead to them."""
         parts: dict[int, set[int]] = {}
         others: dict[int, set[int]] = {}
         for value in self.values:
@@ -237,7 +241,7 @@ class Flow:
                 users.setdefault(number, set()).add(value.number)
         found = set(self.known)
         for number in reversed(range(len(self.values))):
-            # the parts of a product are known with the product
+            # a value that leads to a known result counts as known
             some = found & others.get(number, set())
             if some or (number in parts and found >= parts[number]):
                 found.add(number)
@@ -245,12 +249,12 @@ class Flow:
 
 
 def moves(value: Value) -> bool:
-    """Whether a value has only numbers of its input."""
+    """Return whether a value only rearranges entries of its input."""
     return value.view or value.place.op in MOVES
 
 
 def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
-    """Whether the other side has nearly the same table."""
+    """Return whether the other side has a nearly equal constant."""
     ours = value.digest
     return not ours.trivial and any(
         theirs.constant
@@ -261,7 +265,7 @@ def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
 
 
 def _in_words(scale: float) -> str:
-    """Return a factor, as a root where it may be that of a width."""
+    """Return a factor in words; as a root if it is the root of a width."""
     width = round(max(scale, 1 / scale) ** 2)
     near = abs(max(scale, 1 / scale) ** 2 - width) < FACTOR_SHARE * width
     if 1e-3 < scale < 1e3 and near and math.isqrt(width) ** 2 != width:

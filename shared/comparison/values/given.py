@@ -1,4 +1,4 @@
-"""Models and tokens as they are given."""
+"""Read the models and tokens that the user gives."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,14 +16,14 @@ from ...running.model.building import Builder, is_factory
 from ...running.subject import Subject
 from ...running.variant import own
 
-SEED = 0  # of drawn tokens, and of weights that a factory draws
-DRAWN = 16  # tokens, where none are given
+SEED = 0  # seed of drawn tokens, and of weights that a factory draws
+DRAWN = 16  # number of tokens to draw if the user gives none
 
 Model = Callable[..., Any]
 
 
 def size_of(given: Int[Tensor, "batch time"] | None) -> tuple[int, int]:
-    """Return the rows and the length of tokens, given or to be drawn."""
+    """Return the rows and length of the given tokens, or of drawn ones."""
     return (1, DRAWN) if given is None else (given.size(0), given.size(1))
 
 
@@ -33,7 +33,7 @@ def fitting(
     vocab_size: int,
     rows: int = 1,
 ) -> Int[Tensor, "batch time"]:
-    """Return tokens that models take: the given ones, or drawn ones."""
+    """Return the given tokens, or draw some; the models must accept them."""
     if given is None:
         generator = torch.Generator().manual_seed(SEED)
         size = rows, longest
@@ -44,7 +44,9 @@ def fitting(
         )
     outside = given[(given < 0) | (given >= vocab_size)]
     if outside.numel():
-        raise ValueError(f"token {outside[0]} is none of the {vocab_size:,}")
+        raise ValueError(
+            f"token {outside[0]} is not in the vocabulary of {vocab_size:,}"
+        )
     return given
 
 
@@ -53,10 +55,10 @@ def tokens_of_both(
     names: Sequence[str],
     given: Int[Tensor, "batch time"] | None,
 ) -> Int[Tensor, "batch time"]:
-    """Return the tokens that two models are run on: these, or drawn ones.
+    """Return the tokens to run two models on: the given ones, or drawn ones.
 
     Raises:
-        ValueError: for two vocabularies, and for tokens that do not fit.
+        ValueError: if the vocabularies differ, or if tokens do not fit.
     """
     sizes = [subject.vocab_size for subject in subjects]
     if sizes[0] != sizes[1]:
@@ -83,7 +85,7 @@ def as_tokens(
 
 
 def require_rows_first(subject: Subject) -> None:
-    """Refuse a model of torch that takes (time, batch), if calls show it."""
+    """Raise ValueError for a torch model whose input is (time, batch)."""
     with isolated(SEED), suppress(ModelRaised):
         require_batch_first(own(subject), 2, 6)
 
@@ -94,13 +96,13 @@ def subject_of(
     vocab_size: int | None,
     **settings: Any,
 ) -> Subject:
-    """Return a model as a subject whose scores can be read.
+    """Return a model as a subject, which knows how to call the model.
 
-    One call shows how, of as many rows and tokens as all others will have;
-    with the settings of `meet` all is found out.
+    `size` has the rows and tokens of the call that tries the model. The
+    settings are those of `meet`; at=None finds all facts that `meet` can find.
     """
     try:
-        if is_factory(model):  # once: a loader may take longer than a run
+        if is_factory(model):  # build once, because a loader may be slow
             model = Builder(model, SEED, None).build()
         subject = meet(
             model,

@@ -1,4 +1,4 @@
-"""Two values in one layout, and how far they are apart."""
+"""Bring two values into one layout, and measure their difference."""
 
 import math
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from torch import Tensor
 from ...running.rounding import minus
 from ...tracing.value import plain
 
-ORDERS = 720  # orders of axes that are tried: all of six axes
+ORDERS = 720  # most orders of axes to try: as many as six axes have
 
 
 def difference(a: Tensor, b: Tensor, enough: float = 0.0) -> float:
-    """Return the largest difference of two values in one layout.
+    """Return the largest difference of two values in their best layout.
 
-    The least over the orders of axes; inf for different sizes. No order is
-    tried after one with a difference that is small enough.
+    The result is inf if the sizes differ. The search stops at the first order
+    of axes for which the difference is at most `enough`.
     """
     return nearest_layout(plain(b), plain(a), enough)[1]
 
@@ -27,16 +27,16 @@ def difference(a: Tensor, b: Tensor, enough: float = 0.0) -> float:
 def nearest_layout(
     value: Tensor, like: Tensor, enough: float
 ) -> tuple[Tensor, float]:
-    """Return a value in the layout nearest to another's, and how far it is.
+    """Return a value in the layout nearest to `like`, and the distance.
 
-    As it is, and inf, where the sizes differ. No layout is tried after one
-    that is near enough.
+    If the sizes differ, return the value unchanged and a distance of inf. The
+    search stops at the first layout whose distance is at most `enough`.
     """
     best = value, math.inf
     same_size = value.numel() == like.numel()
     for other in _layouts(value, like) if same_size else ():
         apart = float(torch.linalg.vector_norm(like - other, math.inf))
-        if not math.isfinite(apart):  # two equal infinities do not differ
+        if not math.isfinite(apart):  # the same infinity counts as equal
             gap = minus(like, other).abs()
             apart = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
         if apart < best[1]:
@@ -47,14 +47,14 @@ def nearest_layout(
 
 
 def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
-    """Yield a value in another's shape, for each order of their axes.
+    """Yield a value in the shape of `like`, for each order of their axes.
 
-    Axes are permuted where there are more, and joined to what the other
-    has. Axes of one size keep their order: a transposed square is another
-    value.
+    The axes of the tensor with more axes are permuted, then joined into those
+    of the other tensor. Axes of equal size keep their order, because a
+    transposed square is a different value.
     """
     few, many = value.squeeze(), like.squeeze()
-    alone = few.dim() < many.dim()  # the axes of the other are permuted
+    alone = few.dim() < many.dim()  # like has more axes: permute its axes
     free = alone or sorted(few.shape) != sorted(many.shape)
     turned = many if alone else few
     for axes in islice(permutations(range(turned.dim())), ORDERS):
@@ -70,16 +70,16 @@ def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
 
 
 def largest(value: Tensor) -> float:
-    """Return the size of the largest finite number."""
+    """Return the largest absolute value of a tensor's finite entries."""
     if not value.numel():
         return 0.0
     size = float(torch.linalg.vector_norm(value, math.inf))
-    # soon found where all are finite
+    # most often all entries are finite, so none need to be left out
     return size if math.isfinite(size) else largest(value[value.isfinite()])
 
 
 def spread(value: Tensor, exact: Tensor) -> float:
-    """Return how far rounding brings a value, at its largest numbers, too."""
+    """Estimate a value's rounding error from the same value in float64."""
     gap = minus(value, exact.view_as(value)).nan_to_num(0.0, 0.0, 0.0)
     finite = value.nan_to_num(0.0, 0.0, 0.0)
     size = float(torch.linalg.vector_norm(finite))
@@ -88,7 +88,7 @@ def spread(value: Tensor, exact: Tensor) -> float:
 
 
 def sorted_apart(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of two values' sorted numbers."""
+    """Return the largest difference of two values' sorted entries."""
     x, y = (np.sort(value.flatten().numpy()) for value in (a, b))
     with np.errstate(invalid="ignore"):
         gap = np.abs(x - y)
@@ -99,10 +99,10 @@ def sorted_apart(a: Tensor, b: Tensor) -> float:
 def as_table(
     value: Float[Tensor, "..."], length: int
 ) -> tuple[Float[Tensor, "time columns"], int]:
-    """Lay a value out as positions by features, heads side by side.
+    """Return a table of positions by features, and the number of heads.
 
-    Of several rows the first is taken. Returns the table, and how many heads
-    stand side by side in it.
+    The features of all heads are next to each other. If a batch has several
+    rows, the first is used.
     """
     if value.dim() > 2:
         value = value[0]
@@ -111,7 +111,8 @@ def as_table(
     axes = [axis for axis in range(value.dim()) if value.size(axis) == length]
     if not axes:
         return value.reshape(1, -1), 1
-    # of two that fit, the one before the last: (heads, time, time)
+    # of two axes as long as the text, use the second to last, as in (heads,
+    # time, time)
     axis = min(axes, key=lambda a: abs(a - (value.dim() - 2)))
     table = value.movedim(axis, 0)
     heads = table.size(1) if table.dim() > 2 else 1

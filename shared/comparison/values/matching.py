@@ -1,4 +1,4 @@
-"""Which values of two runs are the same, whatever their layout."""
+"""Find the values that two runs have in common, in any layout."""
 
 import math
 from collections.abc import (
@@ -38,68 +38,72 @@ from .recording import name_of
 from .side import Side, unit_of
 
 CANDIDATES_OF_A_VALUE = 6
-NUMBERS_KEPT = 2**27  # of one side at a time: 1 GiB
+NUMBERS_KEPT = 2**25  # most entries of one side to keep at a time: 256 MiB
 
-# the float64 run of a side, and by its numbers those of the side's values
+# a side's run in float64, and a table from its value numbers to those of the
+# compared run
 Exact = tuple[Side, dict[int, int]]
-Pairs = dict[tuple[int, int], float]  # of numbers, and how far apart
-Sides = tuple[set[int], set[int]]  # numbers of the left and of the right
-LAYER = "{i}"  # in a name stands for the number of each layer
+Pairs = dict[tuple[int, int], float]  # pairs of value numbers, with distances
+Sides = tuple[set[int], set[int]]  # value numbers: of the left, of the right
+LAYER = "{i}"  # the placeholder for a layer's number in the user's table
 
 
 @dataclass
 class Matches:
-    """What matching two recordings found: pairs of a left and a right value.
+    """The pairs of a left and a right value, found by matching two runs.
 
-    Differences are the largest absolute ones.
+    Each pair has the largest absolute difference of the two values.
     """
 
     named: Sequence[tuple[int, int]]  # pairs that the user named
-    scores: tuple[int, int]  # of both sides' log-probabilities
+    scores: tuple[int, int]  # value numbers of both log-probabilities
     equal: Pairs = field(default_factory=dict)
     permuted: Pairs = field(default_factory=dict)  # equal in another order
-    far: Pairs = field(default_factory=dict)  # by more than rounding
-    # what passes as rounding, of values of the left
+    far: Pairs = field(default_factory=dict)  # compared, and not equal
+    # for each left value's number, the difference that passes as rounding
     tolerance: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Each value with one other, those in another order behind."""
+        """Return the pairs, with at most one counterpart for each value.
+
+        Counterparts with their entries in the same order are preferred.
+        """
         pairs = _one_to_one(self.equal, (set(), set()))
         return pairs | _one_to_one(self.permuted, as_sides(self.equal))
 
     @property
     def apart(self) -> float:
-        """How far the log-probabilities are apart."""
+        """Return the distance of the log-probabilities."""
         found = self.equal | self.permuted | self.far
         return found.get(self.scores, 0.0)
 
     @property
     def rounding(self) -> float:
-        """How far rounding may bring them; 0 where a side has no scores."""
+        """Return how far rounding may move log-probabilities; 0 if unknown."""
         return self.tolerance.get(self.scores[0], 0.0)
 
     @property
-    def parted(self) -> Pairs:
-        """Pairs that the user named and that differ."""
+    def named_apart(self) -> Pairs:
+        """Return the pairs that the user named and that differ."""
         return {two: self.far[two] for two in self.named if two in self.far}
 
     @property
-    def explaining(self) -> Sides:
-        """The numbers of each side that the other has in any order."""
+    def known_on(self) -> Sides:
+        """Return, for each side, the numbers of the values that both have."""
         found = as_sides(self.equal | self.permuted)
-        named = as_sides(self.parted)
+        named = as_sides(self.named_apart)
         return found[0] - named[0], found[1] - named[1]
 
     @property
     def near(self) -> list[tuple[int, int]]:
-        """Values almost equal, by more than rounding, with no counterpart."""
+        """Return compared pairs in which neither value has a counterpart."""
         ours, theirs = as_sides(self.equal | self.permuted)
         return [(n, r) for n, r in self.far if not (n in ours or r in theirs)]
 
 
 def as_sides(pairs: Iterable[tuple[int, int]]) -> Sides:
-    """Return the numbers of each side in some pairs."""
+    """Split pairs into the left's value numbers and the right's."""
     pairs = [*pairs]
     return {n for n, _ in pairs}, {r for _, r in pairs}
 
@@ -108,20 +112,24 @@ def match(
     left: Side,
     right: Side,
     tolerance: float = 0.0,
-    named: Sequence[tuple[int, int]] = (),
+    table: Iterable[tuple[str, str]] = (),
 ) -> Matches:
-    """Find the values that are on both sides.
+    """Find the values that both sides compute.
 
-    Digests propose; values, brought into one layout, decide. What passes
-    as rounding is measured: the left runs once more with all its weights
-    changed by a unit of rounding. The tolerance is a share of a value's
-    largest number that passes in any case. Pairs named by the user are
-    compared in any case, as the scores are.
+    Similar digests propose a pair, then its entries are compared in one
+    layout. The left model runs again to measure rounding: in float64, or with
+    slightly changed weights if it ran in float64. A difference of up to
+    `tolerance` times a value's largest entry always passes. The scores and
+    the pairs in the user's table are always compared.
+
+    If only one side computes head by head, the other is recorded again head
+    by head. This renumbers its values.
     """
     for side, other in ((left, right), (right, left)):
         if _goes_head_by_head(side, other):
             other.by_heads = True
             other.record()
+    named = pair_by_name((left, right), table)
     eps = max(torch.finfo(side.dtype).eps for side in (left, right))
     near = max(DIGEST_SHARE, DIGEST_UNITS * eps, 2 * tolerance)
     candidates = _propose(left.values, right.values, near)
@@ -141,7 +149,7 @@ def match(
 
 
 def _one_to_one(found: Pairs, taken: Sides) -> Pairs:
-    """Return pairs of values that are in no pair before."""
+    """Return the pairs whose two values are in no other pair yet."""
     pairs = {}
     for two, apart in sorted(found.items()):
         if two[0] not in taken[0] and two[1] not in taken[1]:
@@ -154,7 +162,7 @@ def _one_to_one(found: Pairs, taken: Sides) -> Pairs:
 def _propose(
     left: Sequence[Value], right: Sequence[Value], within: float
 ) -> dict[int, list[int]]:
-    """Return for values of the left those on the right that may be equal."""
+    """Return, for left values, the right values that may equal them."""
     groups: dict[tuple[int, int], list[Value]] = {}
     for value in right:
         key = value.digest.finite, value.digest.other
@@ -166,8 +174,8 @@ def _propose(
         others = [
             other
             for other in groups.get((ours.finite, ours.other), [])
-            # The result of an operation does not match a step inside a fused
-            # one of its kind, even where the numbers are equal.
+            # An operation's result is no counterpart of a step inside a fused
+            # operation of that kind, even if their entries are equal.
             if not (value.own_step and other.place.inside)
             and not (other.own_step and value.place.inside)
         ]
@@ -184,7 +192,7 @@ def _propose(
 
 
 def _goes_head_by_head(side: Side, other: Side) -> bool:
-    """Whether a side has values of the size of one head of the other's."""
+    """Return whether a side has values shaped like one head of the other."""
     heads = {
         (value.shape[0], *value.shape[2:])
         for value in other.values
@@ -196,7 +204,7 @@ def _goes_head_by_head(side: Side, other: Side) -> bool:
 def _batches(
     values: Sequence[Value], numbers: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Split numbers so that the values of each part fit into memory."""
+    """Split value numbers into batches whose values fit into memory."""
     ends = accumulate(math.prod(values[number].shape) for number in numbers)
     for _, batch in groupby(
         zip(numbers, ends, strict=True),
@@ -213,7 +221,7 @@ def _measure(
     found: Matches,
     bounds: tuple[float, float, Exact | None],
 ) -> None:
-    """Add the differences of candidates."""
+    """Compare candidate pairs, and add their differences to `found`."""
     kept = left.keep(candidates)
     coarse = left.coarse | {
         n for n, others in candidates.items() if right.coarse & {*others}
@@ -229,7 +237,8 @@ def _measure(
         mine = plain(value)
         digest = right.values[theirs].digest
         for ours in by_right[theirs]:
-            # a mark may be the tensor's next number: the marks only propose
+            # marks (some entries of a value) only propose a pair, and may be
+            # taken from a nearby entry; so allow twice the tolerance
             within = 2 * enough[ours]
             alike = left.values[ours].digest.distance(digest) <= within
             kind, apart = found.far, math.inf
@@ -252,11 +261,11 @@ def _tolerances(
     coarse: set[int],
     bounds: tuple[float, float, Exact | None],
 ) -> dict[int, float]:
-    """Return for each value what passes as rounding.
+    """Return, for each left value, the difference that passes as rounding.
 
-    `coarse` are the numbers of what a coarser dtype than the run's rounds;
-    the bounds are the least and the most, in shares of a value, and the
-    left in float64, where it runs in less.
+    `coarse` has the numbers of the values that a coarser dtype has rounded.
+    `bounds` holds the least and the largest tolerance, as shares of a value's
+    size. Its last item is the left's float64 run, or None.
     """
     whole = left.nudgeable or left.only_scores
     units = FLOOR_UNITS if whole else UNNUDGED_UNITS
@@ -299,14 +308,14 @@ def _tolerances(
 
 
 def _in_float64(side: Side) -> Exact | None:
-    """Return the float64 run of a side, None where it is one or has none."""
+    """Run a side again in float64; return None if that is impossible."""
     if not side.nudgeable or side.dtype == torch.float64:
         return None
     try:
         run = Side.run(side.subject, side.tokens, reduce=side.reduce)
     except ValueError:
         return None
-    # a line that casts may compute in one of the two runs alone
+    # pair by line, because a line that casts may run in only one dtype
     pairs = pair_lines(run, side, lambda place: place)
     own = {exact.number: value.number for exact, value in pairs}
     own[run.normalised] = side.normalised
@@ -316,13 +325,13 @@ def _in_float64(side: Side) -> Exact | None:
 def pair_by_name(
     sides: tuple[Side, Side], table: Iterable[tuple[str, str]]
 ) -> list[tuple[int, int]]:
-    """Return the numbers of the values that a table pairs.
+    """Return the value numbers for each pair of names in a table.
 
-    A name is that of an array, of a module (its output is meant), or a
-    line's as in a recording: "layer 0 model.py:43 ln_1".
+    A name is that of an array, a module (for its output) or a line. An example
+    of a line is "layer 0 model.py:43 ln_1", as in recordings.
 
     Raises:
-        ValueError: for a name that is on neither or one side alone.
+        ValueError: if a side lacks a value of that name.
     """
     layers = [v.place.layer or 0 for side in sides for v in side.values]
     found: dict[tuple[int, int], None] = {}
@@ -342,7 +351,7 @@ def pair_by_name(
 
 
 def _numbers(side: Side, name: str, layer: int | None) -> list[int]:
-    """Return the numbers of a name's values, of one layer if it is given."""
+    """Return the numbers of values with this name, in all layers or one."""
     whole = name.replace(LAYER, str(layer))
     return [
         v.number
@@ -356,7 +365,7 @@ def _numbers(side: Side, name: str, layer: int | None) -> list[int]:
 def pair_lines(
     left: Side, right: Side, name: Callable[[Place], Hashable]
 ) -> Iterator[tuple[Value, Value]]:
-    """Yield values of lines of one name that both sides run as often."""
+    """Yield pairs of values on lines that both sides run equally often."""
     found: tuple[dict[Hashable, list[Value]], ...] = ({}, {})
     for lines, side in zip(found, (left, right), strict=True):
         for value in side.values:

@@ -1,4 +1,4 @@
-"""Two sides of a comparison, run at one text."""
+"""Run the two sides of a comparison on one text."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -22,14 +22,17 @@ from .value_diff import ValueDiff
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sides, a recording on the right, and how they are compared.
+    """The two sides of a comparison, and the comparison's settings.
+
+    A recording is always the right side, unless both are recordings.
 
     Attributes:
-        sides: a model or a recording each.
-        names: what to call the two.
-        named: names of values that a table pairs.
-        tolerance: share of a value's largest number that always passes.
-        vocab_size: number of tokens; 0 where the sides say it.
+        sides: two models or recordings.
+        names: names for the two sides.
+        named: names of values that the user's table pairs.
+        tolerance: differences up to this share of a value's largest entry
+            pass.
+        vocab_size: number of tokens; 0 if the sides declare it.
     """
 
     sides: tuple[Subject | Recording, Subject | Recording]
@@ -40,7 +43,7 @@ class Pair:
 
     @property
     def subjects(self) -> tuple[Subject, Subject]:
-        """Both sides, where no side is a file."""
+        """Return both sides as subjects; neither may be a file."""
         left, right = self.sides
         assert isinstance(left, Subject)
         assert isinstance(right, Subject)
@@ -48,7 +51,7 @@ class Pair:
 
     @property
     def program(self) -> Program | None:
-        """The right side, where it is a program of another language."""
+        """Return the right side if it is an external program, else None."""
         right = self.sides[1]
         given = right.builder.given if isinstance(right, Subject) else None
         return given if isinstance(given, Program) else None
@@ -58,10 +61,13 @@ class Pair:
         tokens: Int[Tensor, "batch time"],
         dtype: torch.dtype | None = None,
     ) -> ValueDiff:
-        """Compare all values of both sides at a text.
+        """Compare all values of both sides on a text.
+
+        `dtype` is the dtype to run in; None means float64 if both sides run in
+        it, or else a recording's dtype.
 
         Raises:
-            ValueError: for a model that raises, or whose values cannot be
+            ValueError: if a model raises, or if its values cannot be
                 recorded.
         """
         return self.during(Trial(Kind.FIRST, tokens), dtype)
@@ -69,7 +75,7 @@ class Pair:
     def during(
         self, trial: Trial, dtype: torch.dtype | None = None
     ) -> ValueDiff:
-        """Compare all values of both sides in a trial, as `at` does."""
+        """Compare all values of both sides in a trial (see `Trial`)."""
         ran = self._run(trial, dtype)
         program = self.program
         printed = PRINTED_UNITS * program.share if program else 0.0
@@ -79,7 +85,10 @@ class Pair:
     def _run(
         self, trial: Trial, dtype: torch.dtype | None
     ) -> tuple[Side, Side]:
-        """Run both sides in one dtype, None for float64 or a recording's."""
+        """Run both sides in one dtype.
+
+        If `dtype` is None, they run in a recording's dtype, else in float64.
+        """
         one, other = self.sides
         tokens, training = trial.tokens, trial.training
         if isinstance(other, Subject) and other.in_arrays:
@@ -95,7 +104,7 @@ class Pair:
             )
             run_in_one_dtype(models)
             return models
-        other = copy(other)
+        other = copy(other)  # because `lay_out` changes it for this run
         if isinstance(one, Subject):
             return run_beside(one, other, dtype)
         one.lay_out(None, self.vocab_size)
@@ -109,9 +118,9 @@ def run_beside(
     dtype: torch.dtype | None,
     kind: type[Side] = Side,
 ) -> tuple[Side, Recording]:
-    """Run a model next to a file or scores, in the dtype of these."""
+    """Run a model in the dtype of the recording that it is compared with."""
     if recording.statistics and kind is not Side:
-        raise ValueError("statistics are compared on one process")
+        raise ValueError("statistics can be compared on one process only")
     tokens = fitting(recording.tokens, subject.block_size, subject.vocab_size)
     if dtype is None and not recording.doubled:
         dtype = recording.dtype

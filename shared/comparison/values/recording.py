@@ -1,8 +1,9 @@
-"""A side that is a file, written by a port in any language, or of a run.
+"""Read a side of a comparison from a file of arrays.
 
-A file has the tokens, and arrays in the order in which they were computed:
-in an .npz the order of its members; in a .safetensors the numbers that all
-names start with, else the order of the data.
+record_values writes such a file, or a port does. The file has the tokens, and
+the arrays in the order in which they were computed. In an .npz this is the
+order of its members. In a .safetensors, all names may begin with a number that
+gives the order. Otherwise it is the order of the data.
 """
 
 import gc
@@ -17,11 +18,10 @@ from types import FunctionType, ModuleType
 import numpy as np
 import torch
 from jaxtyping import Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from ...files import replace_file
-from ...running.context import isolated, one_run
+from ...running.context import isolated
 from ...running.errors import ModelRaised
 from ...running.places import Place
 from ...running.program import Program
@@ -33,33 +33,45 @@ from ...running.tolerances import (
 )
 from ...running.variant import own
 from ...tracing.value import Value, digest, of_one_size, real
-from ...tracing.value import statistics as of_value
-from .given import Model, as_tokens, fitting, size_of, subject_of
+from .given import as_tokens
 from .rows import Row
 from .side import Side
 
 TOKENS = "tokens"
-ENGINES = ("token_ids", "hidden_states")  # names in an engine's file
+# names of the arrays in an inference engine's file
+ENGINES = ("token_ids", "hidden_states")
 NO_DUMP = "a program that dumps no arrays"
-TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given
-GRADIENT = "gradient "  # names of gradients start so, the weight's follows
-WALKED = 2**16  # objects that are looked at for a function's weights
-SCORES = re.compile(r"(?i)logits|scores|probs|\b(lm_)?head$")  # in their name
+TOP = "ids"  # name of the k likeliest ids, if only these have scores
+GRADIENT = "gradient "  # a gradient's name is this and its weight's name
+WALKED = 2**16  # most objects to search for the arrays that a function uses
+# names of scores
+SCORES = re.compile(r"(?i)logits|scores|probs|\b(lm_)?head$")
+
+# an array's name, its layer (None if it was not split by layer), its entries
+Piece = tuple[str, int | None, Tensor]
 
 
 class Recording(Side):
-    """A side that is a file: nothing of it can be run again.
+    """A side of a comparison that is a file of arrays: it cannot run again.
 
-    An .npz or a .safetensors, or arrays in its place, the tokens among them.
-    Ignored ones are left out, by name or one word of it; scores names the
-    array that holds them, None where it is to be found.
+    It implements the methods of `Side` with the stored arrays. `lay_out`
+    turns the arrays into `values` and `tensors`, as if a run had recorded
+    them. For another file format, extend `read_arrays`; for another layout
+    of the arrays, extend `lay_out`.
+
+    Args:
+        path: an .npz or a .safetensors file.
+        arrays: the file's arrays, including the tokens; None reads the file.
+        ignored: names of arrays to leave out, each in full or as one word of
+            it.
+        scores: name of the array that holds the scores; None finds it.
 
     Raises:
-        ValueError: in one line, for a file that is none of them, or that
-            holds no tokens or no arrays of numbers.
+        ValueError: if the file cannot be read, or if it has no tokens or no
+            floating-point arrays.
     """
 
-    of_a_function = False  # whether the scores of a function are all it has
+    of_a_function = False  # whether these are only the scores of a function
 
     def __init__(
         self,
@@ -72,7 +84,7 @@ class Recording(Side):
         arrays = read_arrays(path) if arrays is None else arrays
         arrays = _by_layers(arrays)
         self.named_scores = scores if scores in arrays else None
-        self.named = {scores} & arrays.keys()  # of the words given
+        self.named = {scores} & arrays.keys()  # arrays that the user names
         for name in [*arrays]:
             words = {name, *re.split(r"[\W_]+", name)} & {*ignored}
             self.named |= words
@@ -80,8 +92,8 @@ class Recording(Side):
                 del arrays[name]
         if TOKENS not in arrays:
             raise ValueError(
-                f"{path} has no array {TOKENS!r}: the ids that it was "
-                f"computed from"
+                f"{path} has no array {TOKENS!r}, the ids from which it was "
+                f"computed"
             )
         ids = as_tokens(arrays.pop(TOKENS), f"{TOKENS} in {path}")
         self.tokens: Int[Tensor, "batch time"] = ids
@@ -98,7 +110,8 @@ class Recording(Side):
         }
         if not self.arrays:
             raise ValueError(f"{path} has no arrays of floating numbers")
-        # five numbers of each, as record_values keeps of large models
+        # whether there are only five statistics of each value, as
+        # record_values writes for a large model
         self.statistics = {a.shape for a in self.arrays.values()} == {(5,)}
         self.reduce = of_one_size if self.statistics else None
         self.by_heads, self.nudgeable, self.scripted = False, False, []
@@ -107,13 +120,13 @@ class Recording(Side):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The coarsest that an array is stored in."""
+        """Return the coarsest dtype of the stored arrays."""
         kinds = {array.dtype for array in self.arrays.values()}
         return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
     @property
     def vocab_size(self) -> int | None:
-        """The vocabulary of the last array whose name says it has scores."""
+        """Return the vocabulary size of the last array named like scores."""
         for name, array in reversed(self.arrays.items()):
             least = int(self.tokens.max()) + 1
             fits = self._may_be_scores(name, array, least)
@@ -125,7 +138,7 @@ class Recording(Side):
         return name == self.named_scores or SCORES.search(name) is not None
 
     def _may_be_scores(self, name: str, array: Tensor, vocab: int) -> bool:
-        """Whether an array has the size of scores, perhaps padded as in C."""
+        """Return whether an array has the size of scores, perhaps padded."""
         return (
             not self.statistics
             and array.numel() == self.tokens.numel() * array.size(-1)
@@ -134,10 +147,11 @@ class Recording(Side):
         )
 
     def may_be_of(self, kind: torch.dtype) -> bool:
-        """Whether float32 arrays may hold 16 bits.
+        """Return whether float32 arrays could come from a run in 16 bits.
 
-        Log-probabilities may, whatever their numbers are; of statistics
-        least and most are numbers of the values.
+        Log-probabilities are not tested, because any run may compute them in
+        float32. Of statistics, only least and most are tested, because only
+        these are entries of the value itself.
         """
         arrays = [
             array[2:4] if self.statistics else array
@@ -152,57 +166,22 @@ class Recording(Side):
         )
 
     def lay_out(self, other: Side | None, vocab_size: int) -> None:
-        """Make values of the arrays: by layers where one holds them all.
+        """Turn the arrays into values, and find the scores among them.
 
-        The other side has run, and has so many tokens.
+        An array that has one value for every layer is split by layer. The
+        other side must have run. `vocab_size` is its number of tokens.
 
         Raises:
-            ValueError: where the array named holds no scores, or where there
-                are none and no other array that could be recognised.
+            ValueError: if the array that the user named is not scores; or if
+                no array is scores and no other array is recognisable.
         """
         others = () if other is None else other.values
         if self.top is not None:
             self._fill_in(self.top, other)
-        sizes = {math.prod(value.shape) for value in others}
-        layers = len({value.place.layer for value in others} - {None})
-        pieces: list[tuple[str, int | None, Tensor]] = []
-        for layered, group in groupby(
-            self.arrays.items(),
-            key=lambda item: self._holds(item[1], layers, sizes),
-        ):
-            members = [*group]
-            if not layered:
-                pieces += [(name, None, array) for name, array in members]
-                continue
-            for i in range(layers):
-                pieces += [(name, i, array[i]) for name, array in members]
+        pieces = self._pieces(others)
+        wide, scores = self._find_scores(pieces, other, vocab_size)
         self.tensors: list[Tensor] = []
         self.values: list[Value] = []
-        shape = *self.tokens.shape, vocab_size
-        wide = {
-            i: array[..., :vocab_size].reshape(shape)
-            for i, (name, _, array) in enumerate(pieces)
-            if self._may_be_scores(name, array, vocab_size)
-        }
-        like: list[int] = []
-        if other is not None and other.scored:
-            log_probs = other.values[other.normalised].digest
-            like = [
-                i
-                for i, array in wide.items()
-                if log_probs.distance(digest(_log_probs(array)[0]))
-                < RECORDED_SCORES_SHARE * log_probs.size
-            ]
-        if not like and self.named_scores is None:
-            # a wider one is padded, as in C, or an inner value
-            wide = {
-                i: array
-                for i, array in wide.items()
-                for name, _, whole in [pieces[i]]
-                if whole.size(-1) == vocab_size or self._says_scores(name)
-                if not _is_inner(whole, other)
-            }
-        scores = max(like or wide, default=-1)  # others may follow
         for i, (name, layer, array) in enumerate(pieces):
             array = wide[i] if i == scores else array
             self._add(name, layer, self._written_part(array, others))
@@ -217,28 +196,76 @@ class Recording(Side):
                 self.normalised = len(self.values) - 1
         elif self.named_scores or all(v.digest.trivial for v in self.values):
             of = f" in {self.named_scores!r}" if self.named_scores else ""
-            size = " x ".join(map(str, shape))
+            size = " x ".join(map(str, (*self.tokens.shape, vocab_size)))
             raise ValueError(
                 f"{self.path} has no scores{of}: an array of {size}"
             )
 
+    def _pieces(self, others: Sequence[Value]) -> list[Piece]:
+        """Return the arrays; split those with a value for each layer."""
+        sizes = {math.prod(value.shape) for value in others}
+        layers = len({value.place.layer for value in others} - {None})
+        pieces: list[Piece] = []
+        for layered, group in groupby(
+            self.arrays.items(),
+            key=lambda item: self._holds(item[1], layers, sizes),
+        ):
+            members = [*group]
+            if not layered:
+                pieces += [(name, None, array) for name, array in members]
+                continue
+            for i in range(layers):
+                pieces += [(name, i, array[i]) for name, array in members]
+        return pieces
+
+    def _find_scores(
+        self, pieces: Sequence[Piece], other: Side | None, vocab_size: int
+    ) -> tuple[dict[int, Tensor], int]:
+        """Return the pieces that may be scores, and the index of the best.
+
+        Scores have the shape (batch, time, vocab). The index is -1 if no piece
+        has this shape. If several pieces have it, the last one is taken.
+        """
+        shape = *self.tokens.shape, vocab_size
+        wide = {
+            i: array[..., :vocab_size].reshape(shape)
+            for i, (name, _, array) in enumerate(pieces)
+            if self._may_be_scores(name, array, vocab_size)
+        }
+        if like := _alike(wide, other):
+            return wide, max(like)
+        if self.named_scores is None:
+            # prefer arrays of just the vocabulary's width: a wider array is an
+            # inner value, or scores that C code has padded
+            wide = {
+                i: array
+                for i, array in wide.items()
+                for name, _, whole in [pieces[i]]
+                if whole.size(-1) == vocab_size or self._says_scores(name)
+                if not _is_inner(whole, other)
+            }
+        return wide, max(wide, default=-1)
+
     def _fill_in(self, top: Tensor, other: Side | None) -> None:
-        """Give the k log-probabilities the other side's for other tokens."""
+        """Take the other side's scores for all but the k likeliest tokens."""
         (name, given), *more = self.arrays.items()
         if more or other is None or top.shape != given.shape:
             raise ValueError(
-                f"{self.path}: {TOP!r} go with one array of their shape, "
-                f"{tuple(top.shape)}, beside a model"
+                f"{self.path}: {TOP!r} require exactly one other array, of "
+                f"shape {tuple(top.shape)}, and a model as the other side"
             )
         rows, count = len(self.tokens), given.size(-1)
         filled = other.keep([other.normalised])[other.normalised].clone()
         given, top = (a.view(rows, -1, count) for a in (given, top))
-        # an engine may leave out the last position, which predicts no token
+        # an engine may omit the last position, after which it predicts nothing
         filled[:, : given.size(1)].scatter_(-1, top.long(), given.double())
         self.arrays = {name: filled.to(given.dtype)}
 
     def _written_part(self, array: Tensor, others: Sequence[Value]) -> Tensor:
-        """Return scores without what llm.c leaves above the diagonal."""
+        """Mask attention scores above the diagonal, if the other side does.
+
+        llm.c never writes the entries above the diagonal.
+        """
         time = self.tokens.size(1)
         if array.dim() < 3 or array.shape[-2:] != (time, time) or time == 1:
             return array
@@ -252,7 +279,7 @@ class Recording(Side):
         return below if far(below) < far(array) else array
 
     def _holds(self, array: Tensor, layers: int, sizes: set[int]) -> bool:
-        """Whether an array holds a value of each layer."""
+        """Return whether an array holds one value for each layer."""
         rows_too = layers == len(self.tokens) and array.numel() in sizes
         scores = array.numel() == self.tokens.numel() * array.size(-1)
         return (
@@ -277,14 +304,14 @@ class Recording(Side):
         self.tensors.append(array)
 
     def module(self) -> None:
-        """A recording has no weights."""
+        """Return None, because a recording has no weights."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the stored gradients by the names of their weights."""
+        """Return the stored gradients by their weights' names."""
         return self.stored
 
     def record(self) -> None:
-        """A recording has what it has."""
+        """Do nothing, because the values are in the file."""
 
     def visit(
         self,
@@ -292,13 +319,26 @@ class Recording(Side):
         visitor: Callable[[int, Tensor], None],
         size: float = 0.0,
     ) -> None:
-        """Hand out arrays with their numbers."""
+        """Call a visitor with each array whose number is given."""
         for number in sorted(numbers):
             visitor(number, self.tensors[number])
 
 
+def _alike(arrays: dict[int, Tensor], other: Side | None) -> list[int]:
+    """Return the arrays that equal the other side's log-probabilities."""
+    if other is None or not other.scored:
+        return []
+    log_probs = other.values[other.normalised].digest
+    return [
+        i
+        for i, array in arrays.items()
+        if log_probs.distance(digest(_log_probs(array)[0]))
+        < RECORDED_SCORES_SHARE * log_probs.size
+    ]
+
+
 def _is_inner(array: Tensor, other: Side | None) -> bool:
-    """Whether an array may be a value on the other side's way to scores."""
+    """Return whether an array resembles an inner value of the other side."""
     known = digest(array)
     return other is not None and any(
         value.digest.distance(known) < RECORDED_SCORES_SHARE * known.size
@@ -309,7 +349,7 @@ def _is_inner(array: Tensor, other: Side | None) -> bool:
 
 
 def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
-    """Return log-probabilities, and what made them of the scores, or ""."""
+    """Return log-probabilities, and the function that made them, or ""."""
     found = scores.double()
     near_1 = (found.sum(-1) - 1).abs() < SUM_SHARE_IN_16_BITS
     if bool((near_1 & (found >= 0).all(-1)).all()):
@@ -322,7 +362,7 @@ def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
 def out_of_order(
     pairs: Iterable[Row], left: Sequence[Value]
 ) -> tuple[Place | None, Place | None] | None:
-    """Return an array and the one behind it that it is computed from."""
+    """Find an array that is stored before one of its inputs; return both."""
     ordered = sorted(pairs, key=lambda row: row.order[1])
     for first, second in pairwise(ordered):
         ours, theirs = first.order[0], second.order[0]
@@ -347,7 +387,7 @@ def name_of(place: Place) -> str:
 def scores_of(
     subject: Subject, tokens: Int[Tensor, "batch time"]
 ) -> Recording:
-    """Return what is seen of a function written in arrays: its scores."""
+    """Run a function of arrays, or a program; return its scores and arrays."""
     name, variant = subject.name, own(subject)
     try:
         with isolated(subject.seed):
@@ -355,7 +395,7 @@ def scores_of(
     except ModelRaised as error:
         raise ValueError(f"{name}: {error}") from error.__cause__
     if _kinds_of(variant.model) == {"float32"}:
-        scores = scores.float()  # NumPy's float64 of float32 weights
+        scores = scores.float()  # NumPy has promoted float32 to float64
     arrays = {TOKENS: tokens}
     if isinstance(variant.model, Program) and variant.model.dumps:
         arrays |= _written_by(variant.model, tokens, scores)
@@ -371,7 +411,7 @@ def scores_of(
 def _written_by(
     program: Program, tokens: Int[Tensor, "batch time"], scores: Tensor
 ) -> dict[str, Tensor]:
-    """Return the arrays that a program dumps, without its scores."""
+    """Return the arrays that a program writes, except its scores."""
     rows = [program.dump(row) for row in tokens]
     arrays = {
         name: torch.stack([torch.from_numpy(row[name]) for row in rows])
@@ -386,7 +426,7 @@ def _written_by(
 
 
 def _kinds_of(function: object) -> set[str]:
-    """Return the floating dtypes of the arrays that a function refers to."""
+    """Return the floating dtypes of the arrays that a function uses."""
     kinds, seen, todo = set[str](), set[int](), [function]
     while todo and len(seen) < WALKED:
         item = todo.pop()
@@ -408,7 +448,7 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     """Return the arrays of a file in their order.
 
     Raises:
-        ValueError: in one line, for a file that is none.
+        ValueError: in one line, for a file that cannot be read.
     """
     try:
         if path.suffix == ".npz":
@@ -430,10 +470,10 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
 
 
 def _by_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the arrays of an engine's file of hidden states, one a layer.
+    """Return arrays, with the hidden states of an engine split by layer.
 
-    It has token_ids, and hidden_states (tokens, layers, width): the layers
-    that the engine was asked for, in their order.
+    The file of an engine has token_ids, and hidden_states of the shape
+    (tokens, layers, width): the layers that the user requested, in that order.
     """
     ids, states = (arrays.get(name) for name in ENGINES)
     if ids is None or states is None or TOKENS in arrays:
@@ -442,86 +482,10 @@ def _by_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     if states.ndim != 3 or len(states) != len(ids):
         raise ValueError(
             f"hidden_states of shape {tuple(states.shape)} with "
-            f"{len(ids)} token_ids: (tokens, layers, width) is expected"
+            f"{len(ids)} token_ids: expected (tokens, layers, width)"
         )
     found = {TOKENS: ids.unsqueeze(0)}
     for i in range(states.size(1)):
         found[f"hidden_states {i}"] = states[:, i].unsqueeze(0).contiguous()
     others = {n: a for n, a in arrays.items() if n not in ENGINES}
     return found | others
-
-
-@one_run
-def record_values(
-    model: Model,
-    tokens: Int[Tensor, "batch time"] | Sequence[int] | None,
-    path: Path | str,
-    *,
-    vocab_size: int | None = None,
-    dtype: torch.dtype | None = None,
-    gradients: bool = False,
-    statistics: bool = False,
-) -> int:
-    """Write each value that a model computes to a file.
-
-    Names are "0012 layer 1 block.py:43 ln_1": number, layer, line, and the
-    module or the operation; the metadata has file, line, operation, layer
-    and shape of each as JSON. "tokens" are the ids.
-
-    Args:
-        model: as for diff_by_value.
-        tokens: ids; None: 16 drawn from a seed.
-        path: of the .safetensors.
-        vocab_size: number of tokens, where the model does not declare it.
-        dtype: to run in; None: that of the model's weights.
-        gradients: whether to add "gradient NAME" of each parameter, of the
-            mean cross-entropy of the next tokens.
-        statistics: whether to write of each value its mean, deviation, least,
-            most and norm alone, for models too large to keep.
-
-    Returns:
-        How many values were written.
-
-    Raises:
-        ValueError: for tokens that do not fit, a model that raises, or a
-            model in which no value can be recorded.
-    """
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"a recording is a .safetensors, got {path}")
-    if statistics and gradients:
-        raise ValueError("statistics have no gradients")
-    given = None if tokens is None else as_tokens(tokens)
-    subject = subject_of(model, size_of(given), vocab_size)
-    given = fitting(given, subject.block_size, subject.vocab_size)
-    weights = own(subject).parameters
-    kinds = [w.dtype for w in weights if w.is_floating_point()]
-    dtype = dtype or next(iter(kinds), torch.float32)
-    side = Side.run(subject, given, dtype, of_value if statistics else None)
-    # a norm may be too large for float16
-    stored = torch.promote_types(dtype, torch.bfloat16)
-    lines = [
-        value
-        for value in side.values
-        if not value.place.inside or value.number == side.last
-    ]
-    names = {v.number: f"{v.number:04} {name_of(v.place)}" for v in lines}
-    arrays: dict[str, Tensor] = {}
-
-    def keep(number: int, value: Tensor) -> None:
-        found = real(value.detach().cpu()).clone().contiguous()
-        arrays[names[number]] = found.to(stored) if statistics else found
-
-    side.visit(names, keep)
-    metadata = {
-        names[value.number]: json.dumps(
-            value.place.to_dict() | {"shape": list(value.shape)}
-        )
-        for value in lines
-    }
-    for name, gradient in (side.gradients() if gradients else {}).items():
-        arrays[GRADIENT + name] = gradient.contiguous()
-    arrays[TOKENS] = given.contiguous()
-    with replace_file(path) as beside:
-        save_file(arrays, beside, metadata)
-    return len(lines)

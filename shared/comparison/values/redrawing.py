@@ -1,8 +1,8 @@
-"""Redraws what hides where weights are used, the same on both sides.
+"""Redraw weights that hide faults: both sides get the same new entries.
 
-Vectors of zeros and ones, as fresh norms and biases are, hide whether they
-are used, and small matrices hide a clamp or a weak mask. Both sides get the
-same other numbers where their weights are known to be the same.
+The weights of an untrained norm or bias are all 1 or 0, which hides whether
+they are used. Small weights in matrices hide a clamp or a weak mask. So
+weights that are known to be equal on both sides are changed in the same way.
 """
 
 import re
@@ -20,27 +20,27 @@ from ...running.subject import Subject
 from ...tracing.value import digest
 from .weights import WeightMatch, match_weights
 
-SPREAD = 0.3  # of redrawn numbers around the one that they replace
-FIRST_NUMBERS = 64  # of a weight, that are compared before all
-LARGEST_FACTOR = 3000.0  # of a matrix
+SPREAD = 0.3  # standard deviation of the noise that is added to a weight
+FIRST_NUMBERS = 64  # how many entries of a weight are compared first
+LARGEST_FACTOR = 3000.0  # largest factor by which a matrix is scaled
 ENDING = re.compile(r"[./_](weight|bias|kernel|gain|scale|shift|w|b)$")
 AS_THEY_ARE = ("equal", "transposed", "joined", "part")
 MOVED = (*AS_THEY_ARE, "rows in another order", "halves interleaved")
 
 Names = tuple[str, ...]
-# of one size and one number, and whether they stand next to a matrix
+# what equal vectors share: size, entry, whether their layer has a matrix
 Vectors = tuple[int, float, bool]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which weights of two models are changed, by their names.
+    """The weights to change in two models, by name.
 
     Attributes:
-        pairs: vectors of equal numbers of the left and of the right: joined,
-            each side's hold the same numbers.
-        constant: names of vectors of equal numbers that are in no pair.
-        matrices: of each side, those that are scaled.
+        pairs: names of corresponding vectors on the left and on the right.
+            All entries of such a vector are equal.
+        constant: names of such vectors without a counterpart.
+        matrices: for each side, the matrices to scale.
     """
 
     pairs: tuple[tuple[Names, Names], ...]
@@ -49,19 +49,19 @@ class Plan:
 
     @property
     def redrawn(self) -> int:
-        """How many vectors are redrawn."""
+        """Return how many vectors are redrawn."""
         return sum(len(ours) + len(theirs) for ours, theirs in self.pairs)
 
 
 def plan_of(
     left: nn.Module, right: nn.Module, matches: Sequence[WeightMatch]
 ) -> Plan:
-    """Return which weights of two models may be changed alike.
+    """Return the weights that may be changed in both models.
 
     Args:
-        left: a model.
-        right: another.
-        matches: the right's weights on the left.
+        left: the model on the left.
+        right: the model on the right.
+        matches: for each of the right's weights, its counterpart on the left.
     """
     found = _Constants(left, right, matches)
     pairs = [
@@ -79,18 +79,23 @@ def plan_of(
 
 @dataclass
 class _Constants:
-    """The vectors of equal numbers of both sides that are in no pair yet."""
+    """The unpaired vectors of both sides whose entries are all equal.
+
+    Each method yields pairs and removes them from `open`. To find more pairs,
+    add a method that takes them by `_take`, and call it in `plan_of`.
+    """
 
     left: nn.Module
     right: nn.Module
     matches: Sequence[WeightMatch]
     open: tuple[dict[str, Tensor], dict[str, Tensor]] = field(init=False)
-    changed: set[str] = field(init=False)  # layers in another form
+    # layers whose matrix has its entries in another order on the other side
+    changed: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.open = _constants(self.left), _constants(self.right)
         self.matches = [m for m in self.matches if m.name not in self.open[1]]
-        # a bias next to a matrix in another form may be in that form as well
+        # the bias of such a layer may be in another order, as its matrix is
         self.changed = {
             _stem(match.name)
             for match in self.matches
@@ -104,7 +109,7 @@ class _Constants:
         return ours, theirs
 
     def by_name(self) -> Iterator[tuple[Names, Names]]:
-        """Yield vectors of one name, or of one but for how it is written."""
+        """Yield pairs of vectors with the same name, up to its spelling."""
         for written in (lambda name: name, _plain_name):
             theirs = defaultdict(list)
             for name in self.open[1]:
@@ -118,7 +123,7 @@ class _Constants:
     def by_matrix(
         self, left: nn.Module, right: nn.Module
     ) -> Iterator[tuple[Names, Names]]:
-        """Yield vectors that belong to matrices that are paired by value."""
+        """Yield pairs of vectors of layers whose matrices are matched."""
         yield from self._beside_matrices(self.matches, 0)
         if any(match.how == "part" for match in self.matches):
             others = match_weights(right, left)
@@ -128,7 +133,10 @@ class _Constants:
     def _beside_matrices(
         self, matches: Sequence[WeightMatch], left: int
     ) -> Iterator[tuple[Names, Names]]:
-        """Yield vectors next to matrices; left is the index of the sources."""
+        """Yield pairs of vectors of layers whose matrices are matched.
+
+        `left` is the index of the side that has the matches' sources.
+        """
         sources, others = self.open[left], self.open[1 - left]
         stems = {_stem(name): name for name in sources}
         for match in matches:
@@ -148,9 +156,9 @@ class _Constants:
                 yield self._take(*two)
 
     def by_count(self) -> Iterator[tuple[Names, Names]]:
-        """Yield vectors of one size that are as many on both sides.
+        """Pair all equal vectors, if both sides have the same number of them.
 
-        Which one is which does not matter: all get the same numbers.
+        Their order does not matter, because all of them get the same entries.
         """
         groups: tuple[dict[Vectors, list[str]], ...] = ({}, {})
         for group, side, model in zip(
@@ -171,10 +179,11 @@ class _Constants:
                 yield self._take(tuple(ours), tuple(theirs))
 
     def of_the_left(self) -> Iterator[tuple[Names, Names]]:
-        """Yield vectors that the right lacks, though it has all other names.
+        """Yield the left's vectors that the right omits.
 
-        The left is the original. A vector that only the right has may stay 0
-        where its checkpoint has none.
+        Nothing is yielded unless the left has all names of the right. A vector
+        that only the right has is not redrawn, because it stays 0 if the
+        checkpoint lacks it.
         """
         ours, theirs = (
             {name for name, _ in model.named_parameters()}
@@ -186,7 +195,7 @@ class _Constants:
 
 
 def _constants(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters whose numbers are all equal, by their names."""
+    """Return the parameters whose entries are all equal, by name."""
     found = {}
     for name, parameter in model.named_parameters():
         weight = local(parameter).detach()
@@ -197,7 +206,7 @@ def _constants(model: nn.Module) -> dict[str, Tensor]:
             continue
         first = weight.flatten()[0]
         one = weight.numel() == 1 and bool(first != 0)
-        begin = weight.flatten()[:FIRST_NUMBERS]  # large ones are soon told
+        begin = weight.flatten()[:FIRST_NUMBERS]  # most differ already here
         alike = bool((begin == first).all()) and bool((weight == first).all())
         if alike and not one:
             found[name] = weight
@@ -211,18 +220,18 @@ def _equal(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _stem(name: str) -> str:
-    """Return a weight's name without its last word: of its layer."""
+    """Return the name of a weight's layer: its name without the last word."""
     return ENDING.sub("", name)
 
 
 def _beside(name: str, others: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a vector of the layer of a matrix."""
+    """Return the name of the vector that belongs to a matrix's layer."""
     stem = _stem(name)
     return next((n for n in others if _stem(n) == stem and n != name), None)
 
 
 def _plain_name(name: str) -> str:
-    """Return a name without the word that holds all weights, and marks."""
+    """Return a weight's name without punctuation or a prefix such as "w"."""
     words = re.split(r"[\W_]+", name)
     return ".".join(words[1:] if words[0] in ("w", "model") else words)
 
@@ -233,11 +242,11 @@ def _plain_name(name: str) -> str:
 def _matrices(
     left: nn.Module, right: nn.Module, matches: Sequence[WeightMatch]
 ) -> tuple[Names, Names]:
-    """Return the matrices of each side that may be scaled by one factor.
+    """Return each side's matrices that can all be scaled by one factor.
 
-    Each holds numbers that the other side has in its own matrices, in any
-    layout, and in nothing else: not in a table of embeddings, in a matrix
-    that is computed from them, or in a tensor that is not a parameter.
+    All copies of a matrix's entries must be scaled with it, on both sides. So
+    a matrix is left out if an embedding table, a weight without a counterpart
+    or a tensor that is not a parameter may have its entries.
     """
     ours, theirs = _parameters(left), _parameters(right)
     twins = _twins(ours)
@@ -251,7 +260,8 @@ def _matrices(
     barred = {n for n, p in ours.items() if not _scalable(p, lost, held)}
     barred |= _tables(left) | _not_covered(ours, theirs, matches, twins)
     odd = _tables(right) | {n for n, p in theirs.items() if p.ndim < 2}
-    while True:  # what shares numbers with a barred one is barred as well
+    # bar each matrix that shares entries with a barred one, until none is left
+    while True:
         odd |= {n for n, sources in known.items() if barred & sources}
         more = {s for n in odd for s in known.get(n, ())} - barred
         if not more:
@@ -268,9 +278,9 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _twins(weights: Mapping[str, nn.Parameter]) -> dict[str, set[str]]:
-    """Return for each weight the names of those with the same numbers.
+    """Return, for each weight, the names of all weights with equal entries.
 
-    A match by value cannot tell these apart.
+    A match by value cannot tell these weights apart.
     """
     groups: dict[tuple[int, str], set[str]] = {}
     for name, weight in weights.items():
@@ -286,7 +296,7 @@ def _not_covered(
     matches: Sequence[WeightMatch],
     twins: Mapping[str, set[str]],
 ) -> set[str]:
-    """Return the left's weights that the right does not have as a whole."""
+    """Return the left's weights that have entries which the right lacks."""
     covered = Counter[str]()
     for match in matches:
         if match.how not in MOVED:
@@ -301,7 +311,7 @@ def _not_covered(
 def _scalable(
     parameter: nn.Parameter, lost: set[int], held: Sequence[Tensor]
 ) -> bool:
-    """Whether a weight is a plain matrix, and no copy of it is elsewhere."""
+    """Return whether a weight is a plain matrix that is copied nowhere."""
     if parameter.ndim < 2 or not is_plain(type(local(parameter))):
         return False
     if not parameter.is_floating_point() or parameter.numel() in lost:
@@ -312,7 +322,7 @@ def _scalable(
 
 
 def _held_elsewhere(model: nn.Module) -> list[Tensor]:
-    """Return tensors of numbers that a model holds next to its parameters."""
+    """Return the float tensors of a model that are not parameters."""
     found: list[Tensor] = []
     todo: list[object] = [vars(module) for module in model.modules()]
     seen = set[int]()
@@ -341,12 +351,12 @@ def _tables(model: nn.Module) -> set[str]:
     return {n for n, p in model.named_parameters() if id(p) in tables}
 
 
-# --- Changing both -----------------------------------------------------------
+# --- Changing the weights of both models -------------------------------------
 
 
 @torch.no_grad()
 def redraw(left: nn.Module, right: nn.Module, plan: Plan, seed: int) -> None:
-    """Give paired vectors of equal numbers the same other numbers."""
+    """Give paired constant vectors the same new entries on both sides."""
     generator = torch.Generator().manual_seed(seed)
     sides = dict(left.named_parameters()), dict(right.named_parameters())
     for names in plan.pairs:
@@ -369,9 +379,10 @@ def redraw(left: nn.Module, right: nn.Module, plan: Plan, seed: int) -> None:
 
 @torch.no_grad()
 def scale(left: nn.Module, right: nn.Module, plan: Plan, size: float) -> float:
-    """Scale the matrices of both by one factor, and return it.
+    """Scale the matrices of both models by one factor, and return it.
 
-    The products of the middle one have a root mean square of the size.
+    The factor is chosen so that the products of the median matrix get a root
+    mean square of `size`.
     """
     weights = [
         [local(p) for n, p in model.named_parameters() if n in {*names}]
@@ -391,6 +402,6 @@ def scale(left: nn.Module, right: nn.Module, plan: Plan, size: float) -> float:
 
 
 def with_model(subject: Subject, model: nn.Module) -> Subject:
-    """Return a subject whose copies are copies of another model."""
+    """Return a subject that makes its copies from another model."""
     builder = Builder(model, subject.seed, subject.builder.device)
     return replace(subject, builder=builder, kept={}, proofs={})

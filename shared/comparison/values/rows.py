@@ -1,4 +1,4 @@
-"""The rows of a diff by value, and the line where two models part."""
+"""Describe the rows of a diff by value, and the first difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ MOVED = "in another order"
 class Row:
     """A value: the line that computes it on the left, the right, or both."""
 
-    left: Place | None  # the line of the left
-    right: Place | None  # the line of the right
-    shape: tuple[int, ...]  # of the value
-    difference: float | None = None  # the largest; None for a line alone
-    why: str = ""  # what is known about a line alone
-    # number of the value in the left's run and in the right's, or -1
+    left: Place | None  # the line of the left side, None if it has none
+    right: Place | None  # the line of the right side, None if it has none
+    shape: tuple[int, ...]  # shape of the value
+    difference: float | None = None  # the largest difference; None if unpaired
+    why: str = ""  # what is known about the line, if it is unpaired
+    # the value's number in the left's run, and in the right's run; -1 if none
     order: tuple[int, int] = (-1, -1)
-    times: int = 1  # how many values these compute in turn, head by head
+    times: int = 1  # how many values the line computed in turn, head by head
 
     def __str__(self) -> str:
         left, right = (str(side or "-") for side in (self.left, self.right))
@@ -36,47 +36,48 @@ class Row:
 
     @property
     def place(self) -> Place:
-        """The line; of a pair the left's."""
+        """Return the row's line; if both models have one, the left model's."""
         place = self.left or self.right
         assert place is not None
         return place
 
     @property
     def layer(self) -> int | None:
-        """The layer of either."""
+        """Return the left line's layer, or else the right line's."""
         places = [p for p in (self.left, self.right) if p is not None]
         return next((p.layer for p in places if p.layer is not None), None)
 
     @property
     def key(self) -> object:
-        """What is the same in each layer that does the same."""
+        """Return a key that is equal for the same row of another layer."""
         sides = [p and replace(p, layer=None) for p in (self.left, self.right)]
         return *sides, self.shape, self.times
 
 
 @dataclass(frozen=True, repr=False)
 class Divergence(Row):
-    """Where two models part.
+    """The first difference of two models.
 
-    The left is the line nearest to the right's, whose value no value of the
-    left equals. The difference is None where no value of the left is near.
+    The right's line is the first whose value the left model lacks. The left's
+    line computes the nearest value. The difference is None if no value of the
+    left model is near.
     """
 
-    # largest difference of what the right's line is computed from; None where
-    # the left has not all of it in the same order
+    # the largest difference of the inputs of the right's line; None if the
+    # left does not have all of them in the same order
     inputs: float | None = None
     factor: float | None = None  # c: the right is c times the left
-    cause: str = ""  # what the factor suggests
-    # the right's line and up to two others that may be at fault: the one that
-    # the left goes on from, those that lay out its inputs, those that follow
+    cause: str = ""  # in words, the cause that the factor suggests
+    # the right's line, and up to two others that may be at fault
     shown: tuple[Place, ...] = ()
-    scores: float | None = 0.0  # how far apart, if both sides have them
-    before: Place | None = None  # a step of the left alone on the way there
-    in_order: bool = False  # whether a factor of 1 holds in the same order
+    # largest difference of scores; None: a side has no scores
+    scores: float | None = 0.0
+    before: Place | None = None  # an earlier step that only the left takes
+    in_order: bool = False  # whether the entries of both are in the same order
 
     @property
     def layer(self) -> int | None:
-        """The layer of the right, else of the left."""
+        """Return the layer of the right's line, or else the left's."""
         return Row(self.right, self.left, self.shape).layer
 
     def __str__(self) -> str:
@@ -112,23 +113,23 @@ class Divergence(Row):
         if self.scores is not None:
             output += f"; scores {self.scores:.2g} apart"
         place = f"{self.right}{self.right.site}{layer}"
-        return f"they part at {place}: {given}{output}"
+        return f"they first differ at {place}: {given}{output}"
 
 
 @dataclass(frozen=True)
 class Section:
-    """Rows of one layer and of those that do the same, or between layers."""
+    """The rows of layers that run the same lines, or those between layers."""
 
     layers: tuple[int, ...]
     rows_by_layer: Sequence[Sequence[Row]]
 
     @property
     def rows(self) -> Sequence[Row]:
-        """The rows that stand for all layers: the first one's."""
+        """Return the rows of the first layer, which stand for all layers."""
         return self.rows_by_layer[0]
 
     def does_more(self, place: Place) -> bool:
-        """Whether other rows have the line with another operation."""
+        """Return whether this line has another row, for another operation."""
         return not place.inside and any(
             other is not None
             and replace(other, op=place.op, layer=place.layer) == place
@@ -139,7 +140,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        """Which layers these are, "" between layers."""
+        """Return which layers the section covers, "" between layers."""
         first, *others = self.layers or (None,)
         if not others:
             return "" if first is None else f"layer {first}"

@@ -1,4 +1,4 @@
-"""The texts, rows, weights and modes that two models were compared at."""
+"""Describe the texts, rows, weights and modes that were compared."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +14,7 @@ IDS_SHOWN, NAMES_SHOWN, DROPS_SHOWN = 4, 3, 2
 
 
 class Kind(Enum):
-    """How a trial differs from the first comparison."""
+    """How a trial (a later comparison) differs from the first comparison."""
 
     FIRST = "first"
     LENGTH = "length"
@@ -30,11 +30,11 @@ class Trial:
     """One comparison: its text, weights and mode.
 
     Attributes:
-        kind: how it differs from the first comparison.
+        kind: how the trial differs from the first comparison.
         tokens: ids of the text.
-        mask: an attention mask that both models get.
-        ids: special ids in the text.
-        size: what products of matrices are scaled up to, 0 for not at all.
+        mask: an attention mask that both models get, or None.
+        ids: special ids that occur in the text.
+        size: root mean square of products with scaled matrices; 0: no scaling.
     """
 
     kind: Kind
@@ -47,12 +47,12 @@ class Trial:
 
     @property
     def training(self) -> bool:
-        """Whether both models run in train mode."""
+        """Return whether both models run in train mode."""
         return self.kind is Kind.TRAIN
 
     @property
     def words(self) -> str:
-        """The trial as a sentence names it."""
+        """Return the trial in words, for a sentence."""
         rows, time = self.tokens.shape
         if self.kind is Kind.LENGTH:
             return f"at {time:,} tokens"
@@ -84,12 +84,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Drop:
-    """A place that drops numbers in train mode.
+    """A line that drops entries of a value in train mode.
 
     Attributes:
         place: the line.
-        share: of the numbers that become 0.
-        count: how many numbers it drops from, over all calls of the line.
+        share: the share of the entries that become 0.
+        count: how many entries the line gets in all of its calls.
     """
 
     place: Place
@@ -102,14 +102,15 @@ class Drop:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Dropout of each side that the other side does not have.
+    """The dropout that each side has and the other side lacks.
 
     Attributes:
-        names: of the two sides.
-        left, right: what only that side drops.
-        without: whether each side is written without dropout.
-        fault: whether the two are one implementation, in which a difference
-            is a fault; the dropout of two is the choice of their authors.
+        names: the names of the two sides.
+        left: the lines at which only the left drops entries.
+        right: the lines at which only the right drops entries.
+        without: for each model, whether its code has no dropout at all.
+        fault: whether both models are copies of one implementation, so that
+            the difference is a fault.
     """
 
     names: tuple[str, str]
@@ -120,7 +121,7 @@ class Dropped:
 
     @property
     def words(self) -> str:
-        """The difference as a sentence has it."""
+        """Return the difference in words, for a sentence."""
         said = []
         for i, drops in enumerate((self.left, self.right)):
             if self.without[i]:
@@ -148,21 +149,21 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Scope:
-    """The texts, weights and modes that a verdict is about.
+    """The texts, weights and modes that a verdict covers.
 
     Attributes:
-        rows, length: of the first text, whose values are paired.
-        recorded: whether a side is a file, which has one text.
-        lengths: of longer texts whose scores were compared.
-        batch: rows of a batch whose rows differ, 0 for none.
-        padded: whether these rows are padded.
-        masked: whether a padding mask was given to both.
-        ids: special ids that a text had.
-        redrawn: vectors of equal numbers that were redrawn on both sides.
-        constant: vectors of equal numbers without a counterpart, by name.
-        sizes: what products of matrices were scaled up to.
+        rows, length: size of the first text, whose values are paired.
+        recorded: whether a side is a recording, which has only one text.
+        lengths: lengths of the longer texts whose scores were compared.
+        batch: number of different rows in the compared batch; 0 if none was.
+        padded: whether the rows of this batch are padded.
+        masked: whether both models also ran with a padding mask.
+        ids: special ids in the texts.
+        redrawn: how many vectors with all entries equal got random entries.
+        constant: names of such vectors that have no counterpart.
+        sizes: as Trial.size, for each trial with scaled matrices.
         trained: whether scores in train mode were compared.
-        dropped: how dropout differs, None where it does not.
+        dropped: how dropout differs; None if it does not.
         left_out: what was not compared, and why.
     """
 
@@ -182,12 +183,12 @@ class Scope:
     left_out: tuple[str, ...] = ()
 
     def without(self, *reasons: str) -> "Scope":
-        """Return the scope with more that was not compared."""
+        """Return the scope with more reasons why trials were left out."""
         return replace(self, left_out=(*self.left_out, *reasons))
 
     @property
     def words(self) -> str:
-        """The end of a sentence: the texts, weights and modes."""
+        """Return the texts, weights and modes in words, to end a sentence."""
         rows = f"{self.rows} rows of " * (self.rows > 1)
         text = f"compared at {rows}{self.length} tokens"
         if self.recorded:
@@ -229,7 +230,7 @@ class Scope:
 
     @property
     def notes(self) -> list[str]:
-        """Return notes on all that was not compared or would not show."""
+        """Return notes on differences that the comparison cannot find."""
         found = [*self.left_out]
         if self.constant:
             count, names = len(self.constant), self.constant[:NAMES_SHOWN]
@@ -247,7 +248,8 @@ class Scope:
     def to_json(self) -> dict[str, Any]:
         """Return the scope, ready for JSON."""
         dropped = self.dropped
-        # not by asdict of all: a place has a longer form in JSON
+        # asdict must not reach the places in `dropped`, because to_json gives
+        # them another form
         rest = asdict(replace(self, dropped=None))
         return rest | {"dropped": dropped and dropped.to_json()}
 

@@ -1,4 +1,4 @@
-"""One of the two models: recorded once, and run again with other weights."""
+"""Record a model of a comparison, and run it again with changes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -18,7 +18,7 @@ from ...running.ranks import local, local_gradient
 from ...running.rounding import nudge
 from ...running.subject import Subject
 from ...running.tolerances import NORMALISED_NATS
-from ...running.variant import Variant, own, precise
+from ...running.variant import Variant, own, precise, scarce
 from ...running.ways import TRAIN_WITHOUT_GRADIENTS
 from ...tracing.recorder import Recorder
 from ...tracing.value import FEWEST_DIFFERENT_NUMBERS, number_layers, plain
@@ -26,39 +26,39 @@ from .dropping import AtTheMean
 
 NUMBERS_AT_ONCE = 2**22
 Reduce = Callable[[Tensor], Tensor]
-HASH = -7046029254386353131  # odd, its bits mixed
-MARKS = 64  # numbers that a weight is known by
-SHARED = 8  # of them must be the other's
+HASH = -7046029254386353131  # an odd factor with random bits, for hashes
+MARKS = 64  # most marks of a weight (numbers by which it is recognised)
+SHARED = 8  # marks that a weight and its counterpart must have in common
 
 
 class Side:
-    """One of two models: copied for each run, the copy freed after it.
+    """One of two models that are compared, and the record of its run.
 
-    `Side.run` makes one, with the record of its first run. `visit` runs the
-    model again for values that are too many to be kept. To record something
-    else of a run, add it to `record`; what only one question needs belongs to
-    the caller's visitor.
+    `Side.run` makes a side and records its first run. Each run uses a new copy
+    of the model and frees it afterwards. If there are too many values to keep,
+    `visit` runs the model again. To record another fact of each run, add it to
+    `record`. If only one caller needs the fact, add it to that caller's
+    visitor.
 
     Args:
         subject: the model.
         tokens: ids to run.
-        dtype: to run in; None: float64 where the model runs there.
-        reduce: what is seen of each value, None for all of it.
-        training: whether it runs in train mode, where each random decision
-            to drop a number is replaced by its mean.
+        dtype: dtype to run in; None means float64 if the model runs in it.
+        reduce: function to apply to each value before it is kept, or None.
+        training: whether to run in train mode, with dropout at its mean.
     """
 
-    # how many numbers of the first run are kept: 512 MiB in float64, or a
-    # quarter as many as there are weights
-    most: float = 2**26
-    kept: dict[int, Tensor] | None = None  # by events
+    # most entries of the first run to keep (256 MiB in float64); for a large
+    # model, a quarter as many as it has weights
+    most: float = 2**25
+    kept: dict[int, Tensor] | None = None  # the kept values, by value number
     scored = True  # whether scores are among the values
-    top: Tensor | None = None  # of a file: ids of the likeliest tokens
-    written = IN_ARRAYS  # how, where only scores are known
-    single = False  # whether it should run in float64, and does not
+    top: Tensor | None = None  # likeliest ids, if only these have scores
+    written = IN_ARRAYS  # in words, why only scores are known
+    single = False  # whether float64 was wanted but is not possible
     reduce: Reduce | None = None
-    # marks to know each weight by, and its unit of rounding; where a run
-    # rounds in float32, that is coarser than any weight's unit: none are kept
+    # the marks of each weight, with the weight's unit of rounding; only for a
+    # run in float64, because a coarser run rounds more than weights do
     weights: Mapping[frozenset[int], float] = {}
 
     def __init__(
@@ -72,8 +72,8 @@ class Side:
         self.subject, self.reduce, self.training = subject, reduce, training
         self.run_in = dtype
         self.tokens = tokens
-        self.doubled = dtype is None  # whether it runs in float64
-        self.by_heads = False  # whether heads are values of their own as well
+        self.doubled = dtype is None  # whether in float64; a first run decides
+        self.by_heads = False  # whether heads are also recorded as values
         self.below: Callable[[], AbstractContextManager] = below_autograd
 
     @classmethod
@@ -87,9 +87,11 @@ class Side:
     ) -> "Side":
         """Return a side with the record of a run.
 
+        After the run, `doubled` says whether it was in float64.
+
         Raises:
-            ValueError: where the model's own exception ends the run, or where
-                its scores come out of nothing that could be recorded.
+            ValueError: if the model raises, or if its scores do not come from
+                operations that can be recorded.
         """
         side = cls(subject, tokens, dtype, reduce, training)
         if not side._ran_in_float64():
@@ -97,12 +99,14 @@ class Side:
         return side
 
     def _ran_in_float64(self) -> bool:
-        """Try a first run in float64; return whether it has finite scores."""
+        """Try a first run in float64; return whether the scores are finite."""
         builder = self.subject.builder
         known = builder.in_double
         if not self.doubled or not builder.can_copy or known:
             return False
-        known[False] = self.subject.is_module  # the run itself shows it
+        if scarce(self.subject):
+            return False
+        known[False] = self.subject.is_module  # assume so; undone on failure
         with suppress(ValueError):
             self.record()
             exact = self.dtype == torch.float64
@@ -114,7 +118,7 @@ class Side:
     def _run_as_it_can(self) -> None:
         try:
             self.record()
-        except ValueError:  # it may take gradients itself
+        except ValueError:  # the model may need autograd in its forward
             self.below = nullcontext
             self.record()
         self.doubled &= self.dtype == torch.float64
@@ -122,22 +126,22 @@ class Side:
 
     @property
     def only_scores(self) -> bool:
-        """Whether no inner value is known: of a function of arrays."""
+        """Return whether only scores are known, as for functions of arrays."""
         ends = {self.last, self.normalised}
         return all(value.number in ends for value in self.values)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the scores in the first run."""
+        """Return the dtype of the scores in the first run."""
         return self.values[self.last].dtype
 
     def record(self) -> None:
-        """Run once and keep a digest of each value."""
+        """Run the model once and keep a digest of each value."""
         model, recorder, scores = self._run()
         if missing := int(scores.isnan().sum()):
             raise ValueError(
                 f"{self.subject.name}: {missing:,} of {scores.numel():,} "
-                f"scores are NaN, which equals nothing"
+                f"scores are NaN, which cannot be compared"
             )
         last = recorder.numbers.get(scores)
         if last is None or not any(v.place.in_model for v in recorder.values):
@@ -145,7 +149,8 @@ class Side:
                 f"no floating values of {self.subject.name} could be "
                 f"recorded: its scores do not come from torch's functions"
             )
-        # the scores, and their log-softmax: the same if they are normalised
+        # value numbers of the scores and of their log-softmax; the same number
+        # if the scores are log-probabilities
         self.last = self.normalised = last
         says_log_probs = scores.double().logsumexp(-1).abs() < NORMALISED_NATS
         if not says_log_probs.all():
@@ -171,7 +176,7 @@ class Side:
             self.weights = dict(_weights(model))
 
     def _coarse(self) -> set[int]:
-        """Return the numbers of what a coarser dtype than the run's rounds."""
+        """Return the numbers of values that a coarser dtype has rounded."""
         eps = torch.finfo(self.values[self.last].dtype).eps
         found = set[int]()
         for value in self.values:
@@ -188,10 +193,10 @@ class Side:
         visitor: Callable[[int, Tensor], None],
         size: float = 0.0,
     ) -> None:
-        """Hand out values with their numbers, in the order of the run.
+        """Call a visitor with each value, in the order of the run.
 
-        It runs again where they are too many to be kept, or where all weights
-        are to be changed at random by up to a relative size.
+        The model runs again if its values were not kept. It also runs again if
+        `size` is given: all weights then change at random by up to this share.
         """
         if self.kept is not None and not size:
             for number in sorted(numbers):
@@ -204,11 +209,11 @@ class Side:
                 visitor(wanted[event], value)
 
         _, recorder, scores = self._run(call, size)
-        if recorder.events in wanted:  # the log-softmax that was taken here
+        if recorder.events in wanted:  # log-softmax, which no line computes
             recorder.note(scores.log_softmax(-1), recorder.place, [])
 
     def keep(self, numbers: Iterable[int]) -> dict[int, Tensor]:
-        """Return some values, in float64 on the CPU."""
+        """Return the values with these numbers, in float64 on the CPU."""
         kept: dict[int, Tensor] = {}
 
         def keep(number: int, value: Tensor) -> None:
@@ -224,17 +229,17 @@ class Side:
         return model if isinstance(model, nn.Module) else None
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradient of each parameter, in the backward's order.
+        """Return each parameter's gradient, in the order of the backward pass.
 
-        Of the mean cross-entropy of the next tokens; the tokens of one
-        position have none. It is 0 where nothing comes back, first of all of
-        what is frozen.
+        The loss is the mean cross-entropy of the next tokens. A text of one
+        token has no loss, so there are no gradients. If the loss does not
+        reach a parameter, its gradient is 0. Frozen parameters come first.
         """
         variant = self.variant()
         model, subject = variant.model, self.subject
         if not isinstance(model, nn.Module) or self.tokens.size(1) < 2:
             return {}
-        order: list[str] = []  # a name again with each part of its gradient
+        order: list[str] = []  # a name each time that a gradient accumulates
         parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
             parameter.grad = None
@@ -261,7 +266,7 @@ class Side:
         return found
 
     def variant(self) -> Variant:
-        """Return a new copy in the dtype and the mode of the run."""
+        """Return a new copy of the model, in the run's dtype and mode."""
         copy = precise if self.doubled else own
         variant = copy(self.subject)
         if self.run_in is not None and isinstance(variant.model, nn.Module):
@@ -271,7 +276,7 @@ class Side:
         return variant
 
     def _mode(self) -> AbstractContextManager:
-        """Return what replaces random decisions in train mode."""
+        """Return a context that replaces dropout by its mean in train mode."""
         if self.training:
             return operations_through(AtTheMean())
         return nullcontext()
@@ -282,7 +287,7 @@ class Side:
         visitor: Callable[[int, Tensor], None] | None = None,
         size: float = 0.0,
     ) -> tuple[Any, Recorder, Tensor]:
-        """Return a model, what was recorded of it, and its scores."""
+        """Run a new copy of the model; return it, its recorder and scores."""
         variant, subject = self.variant(), self.subject
         model = variant.model
         if size:
@@ -313,7 +318,7 @@ class Side:
 
 
 def run_in_one_dtype(sides: tuple[Side, Side]) -> None:
-    """Record a side that runs in float64 again where the other cannot."""
+    """Record a float64 side again if the other cannot run in float64."""
     if sides[0].dtype != sides[1].dtype:
         for side in sides:
             if side.doubled:
@@ -324,8 +329,9 @@ def run_in_one_dtype(sides: tuple[Side, Side]) -> None:
 def unit_of(left: Side, right: Side) -> float:
     """Return the unit of rounding in which two sides may differ.
 
-    That of their values; and where both have weights that the other has
-    not, that of these: one may be made of the other, and rounded again.
+    This is usually the unit of the values' dtypes. If each side has weights
+    that the other lacks, it is the unit of these weights. One side may have
+    converted them, and rounded them again.
     """
     kinds = [
         max(torch.finfo(dtype).eps for dtype in {*side.dtypes, side.dtype})
@@ -340,16 +346,17 @@ def unit_of(left: Side, right: Side) -> float:
             if len(marks & known) < min(len(marks), SHARED)
         ]
         units.append(max(own, default=0.0))
-    # one side alone may round in float32, and in nothing coarser
+    # a side that rounds more coarsely than float32 inside counts as float32
     single = torch.finfo(torch.float32).eps
     return max(min(units), min(kinds), min(max(kinds), single))
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
-    """Yield of each weight marks to know it by, and its unit of rounding.
+    """Yield the marks of each weight, with the weight's unit of rounding.
 
-    The marks are the numbers with the lowest hashes: a part of a tensor has
-    some of them, in any layout. What was float32 once keeps its unit.
+    Marks are the lowest hashes of the entries. So a tensor has the same marks
+    in any layout, and each part of it has some of them. If float32 holds all
+    entries of a weight exactly, its unit is that of float32.
     """
     for tensor in map(local, model.parameters()):
         if not (tensor.is_floating_point() and tensor.numel()):
@@ -358,7 +365,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
         for part in tensor.detach().flatten().split(NUMBERS_AT_ONCE):
             once &= part.equal(part.float().to(part.dtype))
             hashed = part.cpu().double().view(torch.int64) * HASH
-            # below the bound are eight times as many, which is soon sorted
+            # sort only low hashes, about eight times as many as are kept
             bound = 8 * MARKS * (2**64 // len(hashed)) - 2**63
             lowest = hashed[hashed < min(bound, 2**63 - 1)]
             marks = torch.cat([marks, lowest]).unique()[:MARKS]

@@ -1,4 +1,4 @@
-"""A diff by value in the terminal: two columns, in the order of the run."""
+"""Print a diff by value in two columns, in the order of the run."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -15,7 +15,7 @@ from .decoding import CacheDiff
 from .rows import Row, Section
 
 Cells = tuple[RenderableType, ...]
-Numbers = Mapping[tuple[int, int], str]  # of a value, by its row's order
+Numbers = Mapping[tuple[int, int], str]  # a row's value as text, by Row.order
 
 
 def tables(
@@ -27,8 +27,8 @@ def tables(
 ) -> Iterator[RenderableType]:
     """Yield the sections' titles and tables.
 
-    The two sides stand next to each other where that is wide enough. The whole
-    has lines of one side alone as well; numbers are texts below values' lines.
+    In a wide terminal, the two models are next to each other. `whole` adds the
+    unpaired lines. `numbers` has the entries of values to print below lines.
     """
     heads: Cells = (
         *(Text(printable(name), "bold cyan") for name in names),
@@ -59,7 +59,7 @@ def tables(
 def show_decoding(
     console: Console, found: CacheDiff, text_of: Callable[[int], str]
 ) -> None:
-    """Print how far each position is apart, and a sentence on it."""
+    """Print the difference at each position, then the finding in words."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("right", "left", "right"):
         table.add_column(justify=justify)
@@ -91,7 +91,7 @@ def _cells(section: Section, row: Row) -> Cells:
 
 
 def _line(place: Place, name_operation: bool) -> Text:
-    """Return file, line and expression, or the step inside of it."""
+    """Return file, line and expression, or the step inside the operation."""
     name = printable(place.file.replace("\\", "/").rpartition("/")[2])
     if place.recorded:
         return Text.assemble((f"{name} ", "dim"), printable(place.function))

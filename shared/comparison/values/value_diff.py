@@ -1,4 +1,4 @@
-"""What a diff by value found: pairs, lines alone, and the order of the run."""
+"""Show the result of a diff: the lines of both models, and a sentence."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,38 +20,46 @@ from .terminal import Numbers, tables
 from .weights import WeightMatch, describe
 
 FIRST_TEXT = Scope(1, 0)
-WIDE = "white-space: pre; overflow-x: auto; line-height: 1.35"  # in HTML
+# style of a result in HTML
+WIDE = "white-space: pre; overflow-x: auto; line-height: 1.35"
 
 
 @dataclass(frozen=True)
 class ValueDiff:
-    """What diff_by_value found."""
+    """The result of diff_by_value.
 
-    names: tuple[str, str]  # of the two sides
-    sides: tuple[Side, Side]  # they run again for the values of some lines
-    layers: frozenset[int]  # of both sides
-    only_scores: bool  # whether nothing but scores is known of a side
-    pairs: Sequence[Row]  # of lines for one value, in the left's order
-    alone: Mapping[str, Sequence[Row]]  # of "left" and "right"
-    parted: Divergence | None  # where the two part, if they do
-    nearest: Sequence[Row]  # values of two models that share nothing
-    notes: Sequence[str]  # what could not be recorded, and the precision
-    counts: Sequence[tuple[int, int]]  # of each side values alone, and all
-    apart: float  # the log-probabilities; 0 where a side has no scores
-    rounding: float  # how far it may bring them
+    It has the rows (lines paired by value, and lines without a counterpart),
+    the first difference if there is one, and the scope of the comparison.
+    `sentence` puts the finding in words; `show`, `to_json` and `_repr_html_`
+    render it. To add a fact to the result, add a field to this class, fill it
+    in `findings.findings`, and give it a name in `to_json`.
+    """
+
+    names: tuple[str, str]  # names of the two sides
+    sides: tuple[Side, Side]  # both sides, which can run again
+    layers: frozenset[int]  # layers of both sides
+    only_scores: bool  # whether only the scores of a side are known
+    pairs: Sequence[Row]  # lines with equal values, in the left's order
+    alone: Mapping[str, Sequence[Row]]  # unpaired lines, by "left" and "right"
+    parted: Divergence | None  # the first difference; None if all agree
+    nearest: Sequence[Row]  # the closest values, if no value is shared
+    notes: Sequence[str]  # sentences on what was not recorded, and on dtypes
+    counts: Sequence[tuple[int, int]]  # by side: unpaired values, all values
+    apart: float  # distance of the log-probabilities; 0 if there are none
+    rounding: float  # how far rounding can move the log-probabilities
     scored: bool  # whether both sides have scores
-    coarse: str  # why they are one function up to a coarser dtype only, or ""
-    weights: Sequence[WeightMatch] = ()  # the right's, where both have them
-    gradient: str = ""  # a sentence on the first that differs, if compared
+    coarse: str  # why the two are equal only in a coarser dtype, or ""
+    weights: Sequence[WeightMatch] = ()  # counterparts of the right's weights
+    gradient: str = ""  # a sentence on the first gradient that differs
     gradients: int = 0  # how many gradients were compared
     scope: Scope = FIRST_TEXT  # what was compared
-    trial: Trial | None = None  # beyond the first text, where they differ
+    trial: Trial | None = None  # a later comparison, if it found a difference
 
     @property
     def same(self) -> bool:
-        """Whether the two are one function in all that was compared.
+        """Return whether both models agree in everything that was compared.
 
-        And have one gradient, where gradients were compared.
+        This includes the gradients, if gradients were compared.
         """
         dropped = self.scope.dropped
         drops_alike = dropped is None or not dropped.fault
@@ -60,12 +68,12 @@ class ValueDiff:
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether no value of one side is on the other."""
+        """Return whether the two sides have no value in common."""
         return not self.pairs and not self._recorded
 
     @property
     def sentence(self) -> str:
-        """The finding in one sentence."""
+        """Return the finding in one sentence."""
         if self.gradient:
             return self.gradient
         if self.trial is not None:
@@ -82,13 +90,13 @@ class ValueDiff:
 
     @property
     def _agreement(self) -> str:
-        """The words for two sides that agree."""
+        """Return the sentence for two sides that agree."""
         if self.sides[1].reduce is not None:
             alone, count = self.counts[1]
             return (
                 f"no difference in {NAMES} of {count - alone} of {count} "
-                f"arrays{self.coarse}; another order of an array's "
-                f"numbers, as of positions, is not seen"
+                f"arrays{self.coarse}; this does not detect reordered "
+                f"numbers in an array, such as swapped positions"
             )
         one = f"{self._hidden}one function"
         if (top := self.sides[1].top) is not None:
@@ -111,7 +119,7 @@ class ValueDiff:
 
     @property
     def _difference(self) -> str:
-        """The words for two sides that differ."""
+        """Return the sentence for two sides that differ."""
         if self.pairs and self.parted is not None:
             rounded = any("rounded" in match.how for match in self.weights)
             more = f"; {self.weights_sentence}" if rounded else ""
@@ -123,8 +131,8 @@ class ValueDiff:
             )
         if self._recorded:
             return (
-                f"{self.parted}; no array is on the left: are weights and "
-                f"tokens the same?"
+                f"{self.parted}; the left computes none of the arrays: are "
+                f"weights and tokens the same?"
             )
         near = "; ".join(
             f"{row.left} and {row.right}, {row.difference:.2g} apart"
@@ -134,12 +142,12 @@ class ValueDiff:
             f"two functions that share no value, not even at the embedding, "
             f"scores {self.apart:.2g} apart: are these the same weights? "
             f"{self.weights_sentence}; the nearest values: "
-            f"{near or 'none has the size of another'}"
+            f"{near or 'no two values have one size'}"
         )
 
     @property
     def weights_sentence(self) -> str:
-        """Which weights have a counterpart, "" where none were compared."""
+        """Say which weights have a counterpart, or return ""."""
         return describe([*self.weights]) if self.weights else ""
 
     @property
@@ -148,7 +156,7 @@ class ValueDiff:
 
     @property
     def _coverage(self) -> str:
-        """The words for how many values of each side have a counterpart."""
+        """Say how many values have a counterpart."""
         if self.only_scores or self._hidden:
             return ""
         (alone, left), (lone, right) = self.counts
@@ -159,7 +167,7 @@ class ValueDiff:
 
     @property
     def _hidden(self) -> str:
-        """The words for two functions whose scores do not tell, else ""."""
+        """Describe a difference that the scores do not show, or return ""."""
         alone, count = self.counts[1]
         of = f"{count} values of {self.names[1]} have"
         if not self.scored:
@@ -180,11 +188,11 @@ class ValueDiff:
         return place is not None and place.recorded
 
     def rows(self) -> list[Row]:
-        """Return pairs and lines alone in the order of the run.
+        """Return paired and unpaired lines in the order of the run.
 
-        A line alone on the right stands behind the pair before it. What
-        follows a parting is left out: it is different, as a matter of
-        course. What is computed head by head is one row.
+        An unpaired line of the right comes after the pair before it. Lines
+        after the first difference are left out, because their values differ.
+        Values that are computed head by head make one row.
         """
         orders = [pair.order for pair in self.pairs]
 
@@ -200,9 +208,9 @@ class ValueDiff:
         )
 
     def sections(self, layer: int | None = None) -> list[Section]:
-        """Return the rows by layers; one that does as the last is folded.
+        """Return the rows by layer, with equal neighbouring layers folded.
 
-        Those of one layer alone, where it is given.
+        If a layer is given, return only its rows.
         """
         sections: list[Section] = []
         for number, group in groupby(self.rows(), key=lambda row: row.layer):
@@ -257,7 +265,7 @@ class ValueDiff:
         return page.export_html(inline_styles=True, code_format=pre)
 
     def _page(self, whole: bool = True) -> Console:
-        """Print into a console that exports it, in a notebook as well."""
+        """Print the result into a console, from which it can be exported."""
         how: Any = {"highlight": False, "force_jupyter": False}
         page = Console(file=StringIO(), width=TWO_COLUMNS, record=True, **how)
         self.show(page, whole=whole)
@@ -270,10 +278,10 @@ class ValueDiff:
         whole: bool = True,
         numbers: Numbers | None = None,
     ) -> None:
-        """Print the rows of one layer or all, and a sentence on them.
+        """Print the rows of one layer or of all layers, then the sentence.
 
-        Lines of one side alone are left out unless the whole is to be
-        printed. Below a line stand the numbers of its value, if given.
+        Unpaired lines are left out unless `whole` is set. `numbers` has the
+        entries of values, as text to print below their lines.
         """
         sections = self.sections(layer)
         wide = console.width >= TWO_COLUMNS
@@ -284,15 +292,15 @@ class ValueDiff:
         folded = sum(None in (row.left, row.right) for row in alone)
         dim = []
         if folded and not whole:
-            dim.append(f"lines of one side alone: {folded}; --all shows them")
+            dim.append(f"lines of only one side: {folded}; --all shows them")
         if self.parted is not None and any(self.alone.values()):
             left, right = (
                 sum(row.why == NOWHERE for row in self.alone[side])
                 for side in ("left", "right")
             )
             dim.append(
-                f"behind the parting: {left} values of the left and {right} "
-                f"of the right are different"
+                f"after the first difference: {left} values of the left and "
+                f"{right} of the right are different"
             )
         dim += ["", *filter(None, [self.weights_sentence]), *self._all_notes]
         for line in dim:
@@ -309,7 +317,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _join_heads(rows: Iterable[Row]) -> list[Row]:
-    """Make one row of what is computed head by head, or several times."""
+    """Merge rows of one line that runs several times, as for each head."""
     found: dict[object, Row] = {}
     for row in rows:
         left, right = (
@@ -331,11 +339,11 @@ def _join_heads(rows: Iterable[Row]) -> list[Row]:
 
 
 def _last_steps(rows: Iterable[Row]) -> list[Row]:
-    """Leave of lone steps in one line the last, which holds the others."""
+    """Keep only the last of a line's unpaired steps that come in a row."""
 
     def line(row: Row) -> object:
         if row.difference is not None:
-            return row  # no lone step: a row of its own
+            return row  # each paired value keeps its own row
         return row.place.path, row.place.line, row.left is None, row.why
 
     return [list(group)[-1] for _, group in groupby(rows, key=line)]

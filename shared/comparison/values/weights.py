@@ -1,4 +1,4 @@
-"""Which weights of the right are the left's, and whether gradients are."""
+"""Pair the weights of two models by value, and compare their gradients."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,28 +15,29 @@ from ...tracing.value import digest
 from ...validation import dtype_name
 from .layouts import largest, sorted_apart
 
-SHOWN = 3  # weights without a counterpart that a sentence names
+SHOWN = 3  # most weights without a counterpart that a sentence names
 
 Rows = Float[np.ndarray, "rows columns"]
-# by the hash of a row: the weight, whether it is a column of it, which one
+# for the hash of each row or column: the weight's name, whether it is a
+# column, and its index
 Index = dict[int, tuple[str, bool, int]]
 
 
 @dataclass(frozen=True)
 class WeightMatch:
-    """A weight of the right, and what it is on the left."""
+    """A weight of the right model, and its counterpart in the left model."""
 
-    name: str  # of the weight on the right
+    name: str  # name of the weight on the right
     # "equal", "transposed", "rows in another order", "halves interleaved",
     # "joined", "part", "zero" or "absent", perhaps with "rounded to bfloat16"
     how: str
-    sources: tuple[str, ...] = ()  # of the left; of an absent one the nearest
-    apart: float | None = None  # from the nearest, in sorted order
-    twins: tuple[str, ...] = ()  # all of the left with an equal one's numbers
+    sources: tuple[str, ...] = ()  # left names; if "absent", the nearest name
+    apart: float | None = None  # largest difference of sorted entries
+    twins: tuple[str, ...] = ()  # names of all left weights with these entries
 
 
 def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
-    """Return for each weight of the right its counterpart on the left."""
+    """Return the counterpart on the left for each weight of the right."""
     parameters = [*left.parameters(), *right.parameters()]
     wide = any(weight.dtype == torch.float64 for weight in parameters)
     kind = torch.float64 if wide else torch.float32
@@ -71,7 +72,7 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
 def _tell_twins_apart(
     matches: Sequence[WeightMatch], ours: Mapping[str, Tensor]
 ) -> list[WeightMatch]:
-    """Pair weights of the same numbers by name, else in their order."""
+    """Choose among left weights with equal entries by name, else by order."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, table in ours.items():
         groups.setdefault((*table.shape, *_hashes(table)), []).append(name)
@@ -90,7 +91,7 @@ def _tell_twins_apart(
 
 
 def describe(matches: list[WeightMatch]) -> str:
-    """Return what was found in one sentence."""
+    """Return a sentence on how many weights have a counterpart."""
     absent = [match for match in matches if match.how == "absent"]
     kinds = Counter(m.how for m in matches if m not in absent).most_common()
     counts = ", ".join(f"{count} {how}" for how, count in kinds)
@@ -106,7 +107,7 @@ def describe(matches: list[WeightMatch]) -> str:
 
 
 def _tables(model: nn.Module, kind: torch.dtype) -> dict[str, Tensor]:
-    """Return the weights in one dtype, as rows."""
+    """Return the weights of a model as tables in one dtype."""
     return {
         name: weight.detach().cpu().to(kind).reshape(weight.shape[0], -1)
         for name, weight in model.named_parameters()
@@ -117,10 +118,10 @@ def _tables(model: nn.Module, kind: torch.dtype) -> dict[str, Tensor]:
 def _hashes(table: Tensor, across: bool = False) -> list[int]:
     """Return a hash of each row or column; a vector is one row.
 
-    The hash is the sum of the numbers' bits, each times a random factor of
-    its position: columns need no transposed copy.
+    The hash is a sum over the entries: each entry's bits times a random factor
+    for its place. Columns are hashed without a transposed copy.
     """
-    array = np.ascontiguousarray(table.numpy()) + 0.0  # no -0
+    array = np.ascontiguousarray(table.numpy()) + 0.0  # adding 0.0: -0 is 0
     if 1 in array.shape:
         array, across = array.reshape(1, -1), False
     bits = array.view(np.int32).reshape(*array.shape, -1)
@@ -133,7 +134,7 @@ def _hashes(table: Tensor, across: bool = False) -> list[int]:
 def _find(
     name: str, table: Tensor, index: Index, ours: Mapping[str, Tensor]
 ) -> WeightMatch | None:
-    """Return where a weight comes from, None where it has no counterpart."""
+    """Return the counterpart of a weight, or None."""
     if not table.any():
         return WeightMatch(name, "zero")
     for across in (False, True):
@@ -153,7 +154,7 @@ def _find(
 
 
 def _order(rows: list[int], turned: bool) -> str:
-    """Return in which order the rows of one weight stand in another."""
+    """Name the order in which the rows of a weight occur in another weight."""
     count = len(rows)
     if rows == [*range(count)]:
         return "transposed" if turned else "equal"
@@ -169,7 +170,7 @@ def _order(rows: list[int], turned: bool) -> str:
 def _vector(
     name: str, table: Tensor, ours: Mapping[str, Tensor]
 ) -> WeightMatch | None:
-    """Find a vector that is joined of others, permuted, or part of one."""
+    """Find a vector's counterpart: joined, permuted, or part of another."""
     values = table.flatten()
     vectors = {n: t.flatten() for n, t in ours.items() if t.size(1) == 1}
     for source, other in vectors.items():
@@ -199,7 +200,7 @@ def _vector(
 def _nearest(
     name: str, table: Tensor, ours: Mapping[str, Tensor]
 ) -> WeightMatch:
-    """Return the weight of the left whose numbers are nearest."""
+    """Return an "absent" match, with the nearest weight of the left."""
     mine = digest(table)
     near = [
         (mine.distance(digest(other)), source)
@@ -219,11 +220,19 @@ def first_difference(
     detached: Sequence[Place],
     unit: float,
 ) -> tuple[str, int]:
-    """Say which gradient differs first, if any, and how many were compared.
+    """Find the first gradient that differs, and count the compared ones.
 
-    Both by the names of the weights, the right's in the order of its backward
-    pass, of weights that match but for their layout. Detached are lines of
-    the right that detach a value; the unit of rounding is that of both.
+    Only gradients of matched weights are compared, in any layout.
+
+    Args:
+        ours: gradients of the left, by the names of their weights.
+        theirs: gradients of the right, in the order of the backward pass.
+        matches: for each of the right's weights, its counterpart on the left.
+        detached: lines of the right that detach a value.
+        unit: the unit of rounding of both sides.
+
+    Returns:
+        A sentence on the gradient ("" if none differs), and the count.
     """
     order = {name: i for i, name in enumerate(theirs)}
     count = 0
@@ -238,7 +247,8 @@ def first_difference(
         if left.numel() != right.numel():
             continue
         count += 1
-        # the value tells which of several of the same numbers it is
+        # if several left weights have equal entries, use the one with the
+        # nearest gradient
         twins = [ours[twin].double() for twin in match.twins if twin in ours]
         apart = min(sorted_apart(one, right) for one in (left, *twins))
         size = largest(left)
@@ -247,9 +257,9 @@ def first_difference(
             why = f"; the right detaches at {lines}" if lines else ""
             sources = ", ".join(match.sources)
             if not right.any():
-                why = f"; {match.name} gets none at all{why}"
+                why = f"; {match.name} gets no gradient{why}"
             elif not left.any():
-                why = f"; {sources} gets none at all{why}"
+                why = f"; {sources} gets no gradient{why}"
             return (
                 f"one function, another gradient: that of {match.name} is "
                 f"{apart:.2g} from that of {sources} on the left, whose "

@@ -1,8 +1,8 @@
-"""Compares two models that agree on one text in other ways as well.
+"""Compare two models in more ways, once they agree on one text.
 
-Longer texts, special ids, rows and masks; weights that hide nothing; train
-mode. Scores are compared; where they differ, all values are, and the first
-line that differs is found as on the first text.
+The models run on other texts (longer texts, special ids, several rows, masks),
+with other weights, and in train mode. Each time the scores are compared. If
+they differ, all values are compared to find the first line that differs.
 """
 
 from contextlib import suppress
@@ -42,24 +42,24 @@ from .scope import Kind, Scope, Trial
 from .side import Side, unit_of
 from .value_diff import ValueDiff
 
-SHORT_TOKENS, MIDDLE_TOKENS = 16, 33  # of texts with ids or rows; of a length
-SCORES_AT_ONCE = 2**25  # of the longest text, of each side
-UNDECLARED_TOKENS = 128  # the longest text of models that declare no length
-SPECIAL_IDS, NAMED_LENGTHS = 32, 8  # that are tried, of each model, at most
+SHORT_TOKENS, MIDDLE_TOKENS = 16, 33  # length of most texts; a longer length
+SCORES_AT_ONCE = 2**25  # most scores of the longest text, for each side
+UNDECLARED_TOKENS = 128  # the longest text if no model declares a length
+SPECIAL_IDS, NAMED_LENGTHS = 32, 8  # most ids and lengths from a model's code
 ROWS = 2
-GROWTH_OF_COST = 1.5  # the power of the length that a text takes
-GROWTH = 4  # times the length before, of texts up to the longest
-HEAVY_SIZE = 2.0  # the same of a large model, the only one
-HALF_BITS = 16  # no matrix is scaled in a dtype of so few
-SIZES = (1.5, 30.0, 300.0)  # that products of matrices are scaled up to
-SECONDS_FOR_LENGTHS = 1.0  # no longer text begins after these
-LEAST_SECONDS = 0.1  # that longer texts may take after a short comparison
-SHARE_FOR_LENGTHS = 0.5  # of the first comparison's time
-ALWAYS_TOKENS = 256  # a text up to this length is compared in any case
-SHARE_OF_HEAVY = 0.4  # of the first comparison's time, for a large model
-COARSE_BOUNDS = 16  # times the bound, where less than float64 rounds inside
-MASKED_BOUNDS = 8  # times the bound, with a mask that both get
-SEED = 1  # of texts, and of weights that are redrawn
+GROWTH_OF_COST = 1.5  # the time of a text grows with this power of its length
+GROWTH = 4  # factor from each text's length to the next
+HALF_BITS = 16  # matrices are not scaled in dtypes of up to this many bits
+SIZES = (1.5, 30.0, 300.0)  # sizes to which products of matrices are scaled
+HEAVY_SIZE = 2.0  # the only size of products for a large model
+SECONDS_FOR_LENGTHS = 1.0  # most seconds for all longer texts
+LEAST_SECONDS = 0.5  # seconds that longer texts may always take
+SHARE_FOR_LENGTHS = 0.5  # for longer texts: share of the first run's time
+ALWAYS_TOKENS = 256  # texts up to this length are always compared
+SHARE_OF_HEAVY = 0.4  # for a large model's trials: share of the first's time
+COARSE_BOUNDS = 16  # factor on the bound if a coarser dtype rounds inside
+MASKED_BOUNDS = 8  # factor on the bound of rounding if a text has a mask
+SEED = 1  # random seed of texts and of redrawn weights
 
 Scores = Float[Tensor, "batch time vocab"]
 Stage = tuple[Scope, ValueDiff | None]
@@ -68,18 +68,23 @@ Stage = tuple[Scope, ValueDiff | None]
 def widen(
     found: ValueDiff, pair: Pair, dtype: torch.dtype | None, seconds: float
 ) -> ValueDiff:
-    """Return what other texts, weights and modes show of two models.
+    """Compare two models with other texts, weights and modes.
 
     Args:
-        found: the first comparison, of two models that agree.
-        pair: both sides.
-        dtype: in which they were compared, None for float64.
-        seconds: that the first comparison took.
+        found: the first comparison, in which both models agree, with their
+            weights matched.
+        pair: the two models, with the settings of the comparison.
+        dtype: the dtype of the first comparison, None for float64.
+        seconds: the time that the first comparison took.
+
+    Returns:
+        The first finding that differs, or else `found`. Its scope covers all
+        comparisons.
     """
     run = Comparison(found, pair, dtype, seconds)
     scope = found.scope
     stages = in_other_texts, in_train_mode, with_other_weights
-    if run.heavy:  # one call shows rows and weights
+    if run.heavy:  # first the stage that changes rows and weights at once
         stages = with_other_weights, in_other_texts, in_train_mode
     for stage in stages:
         scope, other = stage(run, scope)
@@ -89,11 +94,12 @@ def widen(
 
 
 class Comparison:
-    """Copies of two models that agree on a first text, and a clock.
+    """Two models that agree on a first text, their copies, and a clock.
 
-    `gap` compares their scores in a trial, and `finding` all their values.
-    To compare in one more way, add a stage to `widen`. After a stage that
-    changes the copies `finding` runs these as well: see `compare_copies`.
+    `gap` compares the scores in a trial (one text, weights and mode).
+    `finding` compares all values. To compare in one more way, add a stage to
+    `widen`. A stage that changes the copies' weights must first call
+    `compare_copies`. Then `finding` runs the copies, not the originals.
 
     Args:
         found, pair, dtype, seconds: as for `widen`.
@@ -109,29 +115,30 @@ class Comparison:
         self.found, self.pair, self.dtype = found, pair, dtype
         self.subjects = pair.subjects
         self.heavy = any(subject.heavy for subject in self.subjects)
-        # a program or a function of arrays may be slow
+        # whether a side is a program or a function of arrays, which may be
+        # slow
         self.foreign = any(subject.in_arrays for subject in self.subjects)
         self.unit = unit_of(*found.sides)
-        self.fine = self.unit < FINE_UNIT  # whether only float64 rounds
+        self.fine = self.unit < FINE_UNIT  # whether rounding is float64's
         self.seconds, self.started = seconds, perf_counter()
-        self.seconds_of_a_token = 0.0  # in the last trial
+        self.seconds_of_a_token = 0.0  # seconds per token in the last trial
         self.variants = (
             self._copy(found.sides[0], self.subjects[0]),
             self._copy(found.sides[1], self.subjects[1]),
         )
 
     def _copy(self, side: Side, subject: Subject) -> Variant:
-        """Return a copy; of a large model in its own dtype, which is faster.
+        """Return a copy of a model; the copy of a large one keeps its dtype.
 
-        Scores that differ there by more than its rounding are compared again
-        with all values, in float64.
+        A large model is faster in its own dtype. If scores then differ by more
+        than the rounding of this dtype, all values are compared in float64.
         """
         plain = subject.in_arrays or (self.heavy and self.dtype is None)
         return own(subject) if plain else side.variant()
 
     @property
     def models(self) -> tuple[nn.Module, nn.Module] | None:
-        """The copies, where both are modules that may be changed."""
+        """Return the copies, if both are modules with weights to change."""
         left, right = (variant.model for variant in self.variants)
         free = all(subject.builder.can_copy for subject in self.subjects)
         if isinstance(left, nn.Module) and isinstance(right, nn.Module):
@@ -139,7 +146,7 @@ class Comparison:
         return None
 
     def compare_copies(self) -> None:
-        """Let `finding` run the copies, whose weights a stage changes."""
+        """Let `finding` run the copies, because a stage will change them."""
         left, right = self.models or (None, None)
         assert left is not None
         assert right is not None
@@ -148,7 +155,10 @@ class Comparison:
         self.pair = replace(self.pair, sides=sides)
 
     def has_time_for(self, tokens: int) -> bool:
-        """Whether a large model has time for a trial of so many tokens."""
+        """Return whether enough time is left for a trial of this many tokens.
+
+        The time is limited only for large models.
+        """
         spent = perf_counter() - self.started
         needed = self.seconds_of_a_token * tokens
         return not self.heavy or (
@@ -158,10 +168,10 @@ class Comparison:
     def scores(
         self, trial: Trial, variants: tuple[Variant, ...] = ()
     ) -> tuple[Scores, Scores]:
-        """Return the scores of both sides in a trial, or of other copies.
+        """Return both sides' scores in a trial, from `variants` if given.
 
         Raises:
-            ModelRaised: where a side raises.
+            ModelRaised: if a side raises.
         """
         started = perf_counter()
         found = []
@@ -176,9 +186,9 @@ class Comparison:
         return found[0], found[1]
 
     def gap(self, trial: Trial, scores: tuple[Scores, Scores]) -> float:
-        """Return how far scores are apart, in multiples of rounding.
+        """Return the scores' difference, divided by what rounding explains.
 
-        0 where scores of both are NaN.
+        Return 0 if both models return a NaN.
         """
         eps = max(torch.finfo(s.dtype).eps for s in scores)
         ours, theirs = (s.double().log_softmax(-1) for s in scores)
@@ -193,13 +203,13 @@ class Comparison:
         return float(gaps(ours, theirs).where(shown, 0.0).max()) / bound
 
     def differs(self, trial: Trial) -> bool:
-        """Whether scores differ in a trial by more than rounding may do."""
+        """Return whether scores differ in a trial by more than rounding."""
         return self.gap(trial, self.scores(trial)) > 1
 
     def is_noise(self, trial: Trial) -> bool:
-        """Whether a nudge of the left's weights changes its scores as much.
+        """Return whether rounding explains a difference of the scores.
 
-        Where less than float64 rounds inside, larger weights enlarge that.
+        To measure this, the left's weights are changed by a unit of rounding.
         """
         if self.fine:
             return False
@@ -213,11 +223,14 @@ class Comparison:
         return self.gap(trial, (first, theirs)) <= bounds
 
     def finding(self, trial: Trial) -> ValueDiff | None:
-        """Return the finding of all values, None where scores agree.
+        """Compare all values in a trial; return None if the scores agree.
 
-        Larger weights enlarge what a coarser dtype inside rounds.
+        `differs` runs a large model in its own dtype, but this method in
+        float64. So `differs` may return True where this method returns None.
+        Inner values count only if the scores differ.
         """
         found = self.pair.during(trial, self.dtype)
+        # larger weights enlarge the rounding of a dtype coarser than float64
         bounds = 1 if self.fine else COARSE_BOUNDS
         if found.same or found.apart <= bounds * found.rounding:
             return None
@@ -232,7 +245,7 @@ def _why(trial: Trial, error: Exception) -> str:
 
 
 def in_other_texts(run: Comparison, scope: Scope) -> Stage:
-    """Compare scores on rows, special ids, masks and longer texts."""
+    """Compare the scores for rows, special ids, masks and longer texts."""
     for stage in (_ids_and_rows, _lengths, _masks):
         scope, other = stage(run, scope)
         if other is not None:
@@ -241,9 +254,9 @@ def in_other_texts(run: Comparison, scope: Scope) -> Stage:
 
 
 def _ids_and_rows(run: Comparison, scope: Scope) -> Stage:
-    """Compare a text with special ids, and rows that differ."""
+    """Compare the scores of texts with special ids, and those of two rows."""
     time = min(_longest(run), SHORT_TOKENS)
-    if run.heavy and scope.batch:  # rows are compared, with id 0
+    if run.heavy and scope.batch:  # stage with_other_weights compared rows
         return scope, None
     ids, several = _special_ids(run), max(1, time // 2)
     parts = [ids[i : i + several] for i in range(0, len(ids), several)]
@@ -269,7 +282,7 @@ def _ids_and_rows(run: Comparison, scope: Scope) -> Stage:
 
 
 def _lengths(run: Comparison, scope: Scope) -> Stage:
-    """Compare longer texts, the shortest first."""
+    """Compare the scores of longer texts, the shortest first."""
     longest, vocab = _longest(run), run.subjects[0].vocab_size
     text = draw(vocab, 1, longest, _generator())
     cost, before = run.seconds_of_a_token * SHORT_TOKENS, SHORT_TOKENS
@@ -300,14 +313,14 @@ def _lengths(run: Comparison, scope: Scope) -> Stage:
 def _at_the_shortest(
     run: Comparison, text: Tensor, found: ValueDiff, agrees: int
 ) -> ValueDiff:
-    """Return the finding at the shortest text that differs.
+    """Return the finding for the shortest text that differs.
 
-    Between one that agrees and one that differs, by halves.
+    Bisect between a length at which both agree and one at which they differ.
     """
     assert found.trial is not None
     differs = found.trial.tokens.size(1)
     longest = differs
-    with suppress(ModelRaised, ValueError):  # of a length between
+    with suppress(ModelRaised, ValueError):  # a side may refuse some length
         while differs - agrees > 1 and not run.heavy:
             middle = (agrees + differs) // 2
             if run.differs(Trial(Kind.LENGTH, text[:, :middle])):
@@ -321,7 +334,7 @@ def _at_the_shortest(
 
 
 def _masks(run: Comparison, scope: Scope) -> Stage:
-    """Compare rows with a mask that pads the second one on the left."""
+    """Compare two rows with a mask; the second row is padded at its start."""
     if not all(subject.caller.takes_mask for subject in run.subjects):
         return scope, None
     trial = _rows(run, min(_longest(run), SHORT_TOKENS))
@@ -333,7 +346,8 @@ def _masks(run: Comparison, scope: Scope) -> Stage:
     try:
         scores = run.scores(trial)
         if any(bool(s[mask].isnan().any()) for s in scores):
-            # the lowest float64 in a mask is -inf to a softmax in float32
+            # run in the models' own dtype, because a softmax in float32 turns
+            # the lowest float64 number of a mask into -inf
             plain = tuple(own(subject) for subject in run.subjects)
             scores = run.scores(trial, plain)
     except (ModelRaised, ValueError) as error:
@@ -344,20 +358,21 @@ def _masks(run: Comparison, scope: Scope) -> Stage:
     if times > MASKED_BOUNDS:
         ours, theirs = (s.double().log_softmax(-1) for s in scores)
         apart = float(gaps(ours, theirs).where(mask, 0.0).max())
+        # report only the scores, not the first line that differs
         other = replace(run.found, apart=apart, trial=trial)
         return scope, replace(other, rounding=apart / times)
     return replace(scope, masked=True), None
 
 
 def _longest(run: Comparison) -> int:
-    """Return the longest text that both models take, as they declare."""
+    """Return the longest text to compare, within what both models declare."""
     said = [s.limit.value for s in run.subjects if s.limit is not None]
     room = max(SCORES_AT_ONCE // run.subjects[0].vocab_size, 1)
     return min(room, *said) if said else min(room, UNDECLARED_TOKENS)
 
 
 def _planned_lengths(run: Comparison, longest: int) -> list[int]:
-    """Return lengths: near those that a model names, and up to the longest."""
+    """Return lengths up to the longest, some of them from the models' code."""
     first, planned = run.found.sides[0].tokens.size(1), {MIDDLE_TOKENS}
     power = SHORT_TOKENS * GROWTH
     if run.heavy:
@@ -391,7 +406,7 @@ def _special_ids(run: Comparison) -> tuple[int, ...]:
 
 
 def _with_ids(run: Comparison, ids: tuple[int, ...], time: int) -> Trial:
-    """Return a text in which special ids stand between drawn ones."""
+    """Return a text of drawn ids, with the special ids in between."""
     tokens = draw(run.subjects[0].vocab_size, 1, time, _generator())
     row = torch.tensor(ids)
     tokens[0, 1 : 2 * len(ids) : 2] = row[: len(tokens[0, 1::2])]
@@ -400,7 +415,7 @@ def _with_ids(run: Comparison, ids: tuple[int, ...], time: int) -> Trial:
 
 
 def _rows(run: Comparison, time: int) -> Trial:
-    """Return rows that differ, the second one padded at its end."""
+    """Return two different rows, the second with padding at its end."""
     vocab = run.subjects[0].vocab_size
     tokens = draw(vocab, ROWS, time, _generator())
     padding = [i for v in run.variants for i in padding_ids(v.model)]
@@ -410,7 +425,7 @@ def _rows(run: Comparison, time: int) -> Trial:
 
 
 def _narrowed(run: Comparison, trial: Trial) -> Trial:
-    """Return a text with one of the special ids that differs, if one does."""
+    """Reduce a trial to one special id that still shows the difference."""
     if trial.kind is not Kind.SPECIAL:
         return trial
     for id_ in trial.ids:
@@ -428,7 +443,7 @@ def _generator() -> torch.Generator:
 
 
 def in_train_mode(run: Comparison, scope: Scope) -> Stage:
-    """Compare scores in train mode, and the numbers that dropout drops."""
+    """Compare the scores in train mode, and both sides' dropout."""
     models, tokens = run.models, run.found.sides[0].tokens
     trial = Trial(Kind.TRAIN, tokens)
     if models is None or not run.has_time_for(2 * tokens.numel()):
@@ -463,7 +478,7 @@ def in_train_mode(run: Comparison, scope: Scope) -> Stage:
 def _trained(
     variant: Variant, side: Side, tokens: Int[Tensor, "batch time"]
 ) -> tuple[Scores, AtTheMean]:
-    """Return scores in train mode at the mean, and what was dropped."""
+    """Return the scores in train mode, and what the model's dropout drops."""
     trained, seed = variant.run_as(TRAIN_WITHOUT_GRADIENTS), side.subject.seed
     mean = AtTheMean()
     with isolated(seed), side.below(), operations_through(mean):
@@ -476,9 +491,10 @@ def _trained(
 
 
 def with_other_weights(run: Comparison, scope: Scope) -> Stage:
-    """Compare with redrawn zeros and ones, and with larger matrices.
+    """Compare models with zeros and ones redrawn, then with larger matrices.
 
-    A large model gets both at once, on rows that are compared so as well.
+    For a large model, one trial makes both changes. It also has two rows, so
+    rows need no trial of their own.
     """
     models = run.models
     rows = _rows(run, min(_longest(run), SHORT_TOKENS))
@@ -509,13 +525,13 @@ def with_other_weights(run: Comparison, scope: Scope) -> Stage:
 
 
 def _with_weights(scope: Scope, plan: Plan, size: float) -> Scope:
-    """Return the scope with weights that were compared at a size."""
+    """Add to the scope a size that products were scaled to."""
     sizes = (*scope.sizes, size) if size else scope.sizes
     return replace(scope, redrawn=plan.redrawn, sizes=sizes)
 
 
 def _sizes(plan: Plan, run: Comparison) -> tuple[float, ...]:
-    """Return to what sizes matrices are scaled, 0 for redrawn vectors."""
+    """Return the sizes to scale products to; 0 means to redraw vectors."""
     kind = run.found.sides[0].dtype
     scalable = all(plan.matrices) and torch.finfo(kind).bits > HALF_BITS
     vectors = (0.0,) if plan.pairs else ()

@@ -1,6 +1,9 @@
-"""The checks, by their names, in the order of the report.
+"""List the checks by name, in the order of the report.
 
-Those come first whose failure explains failures of others.
+If a failure of one check makes other checks fail, that check comes first. A
+new check also needs a measurement in tests/oracle/measurements.py, a broken
+model that only it finds in tests/zoo/broken_models.py, its cases in `CASES` of
+shared/running/ways.py, and rows in README.md and docs/explanation/time.md.
 """
 
 from .batch_independence import check_batch_independence

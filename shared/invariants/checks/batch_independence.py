@@ -29,25 +29,28 @@ from ..check import SkipCheck, Subject, check
 
 LEFT = next(case for case in MASKED if case.visible == SHOWN["a left-padded"])
 COUNTED = "position_ids"
-ROWS_TRIED = 5  # each of them
+ROWS_TRIED = 5  # most rows of a batch that are compared
 ROWS_TRIED_OF_A_HEAVY_MODEL = 3
 MANY = (2, 3, 8, 16, 33)
 DRAWS = "in train mode random draws depend on the tokens"
 
 
-@check(share=1, needs="rows")
+@check(share=2, needs="rows")
 def check_batch_independence(subject: Subject) -> str:
-    """A row's scores depend on no other row, nor their number or order.
+    """A row's scores do not depend on other rows, their number or order.
 
-    Why: statistics over the batch make evaluation depend on who else is in
-    it, and carry one sequence's future into another.
-    How: a proof, as in check_causality, with rows instead of positions. It
-    does not see what depends on the number of rows or on a row's place: so a
-    batch is compared with each row alone, another order, twice over and other
-    rows; in train mode, too, where shapes and so dropout masks are the same.
-    With masks and documents, the rows are padded and packed differently. A
-    batch has 1, 2, 3, 5, 8, 16 and 33 rows.
-    Reports: huggingface/transformers 18809, rows of a batch change others.
+    Why: with statistics over the batch, an evaluation depends on the other
+    rows, and one sequence sees another sequence's future.
+    How: a proof, as in check_causality, with rows instead of positions. The
+    proof cannot find a dependence on the number of rows or on a row's place.
+    So the scores of a batch are also compared with those of its rows run
+    separately, in another order, repeated, and among other rows. In train mode
+    only batches of equal shape are compared, because only these get equal
+    dropout masks. If masks or documents are given, the rows are padded or
+    packed differently. The tried batches have 1, 2, 3, 5, 8, 16 and 33 rows.
+    If it fails: look for a mean or softmax over axis 0, and for layers that
+    expect (time, batch).
+    Reports: issue huggingface/transformers 18809, rows change other rows.
     """
     if subject.fit_rows(2) < 2:
         raise SkipCheck("the model takes one row")
@@ -59,7 +62,8 @@ def check_batch_independence(subject: Subject) -> str:
         _where_open(subject, proof), _sizes(subject)
     ):
         crowd = variant.case.crowd
-        # where it takes seconds, a crowd is called only if there is no limit
+        # with a share of 0, the large batch runs only without a time limit:
+        # its calls take seconds
         share = 0 if crowd and subject.takes_seconds(rows * time) else 1 / 2
         with subject.budget.part(variant.case.name, time, share):
             try:
@@ -74,7 +78,7 @@ def check_batch_independence(subject: Subject) -> str:
     if tested:
         how = "tested: " * (proof is not None)
         found.append(f"{how}alone, reordered, repeated, among others")
-    # NaN behind padding is for check_finite and check_causality
+    # check_finite and check_causality report NaN scores after padding
     with subject.budget.part(), suppress(ModelRaised, NotFinite):
         notes |= {*_padded(subject)}
     return "; ".join([*found, *sorted(notes)])
@@ -83,7 +87,10 @@ def check_batch_independence(subject: Subject) -> str:
 def _where_open(
     subject: Subject, proof: Proof | None
 ) -> Iterator[tuple[Variant, int, int]]:
-    """Yield where a proof is open: after calls, or with some random seed."""
+    """Yield the call that a proof leaves open, unless `_sizes` covers it.
+
+    `_sizes` covers neither calls after other calls nor other seeds.
+    """
     if proof is None or proof.at is None:
         return
     case, time = proof.at
@@ -94,13 +101,15 @@ def _where_open(
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
-    """Yield a variant, a length and a number of rows; train mode as well."""
-    variants = both(subject)  # the larger one is made where it is needed
+    """Yield the model in both modes, with a length and a row count."""
+    # an iterator: the copy with larger weights is built only when needed
+    variants = both(subject)
     fresh, longest = next(variants), subject.block_size
     few = ROWS_TRIED_OF_A_HEAVY_MODEL if subject.heavy else ROWS_TRIED
     seven, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
-    for case in cases_of(ROWS, subject):  # every case, at one short length
-        # some models have NaN in float64 where a mask hides positions
+    # each other case, at one short length
+    for case in cases_of(ROWS, subject):
+        # another copy for masks, with which some models give NaN in float64
         masked = case.visible is not None
         one = precise(subject, masked=True) if masked else fresh
         one = one.run_as(case)
@@ -121,7 +130,7 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
 
 
 def _padded(subject: Subject) -> Iterator[str]:
-    """Say whether a text that a mask pads on the left is the text alone."""
+    """Say whether masked padding on the left changes the scores of a text."""
     time = subject.lengths.fit(8)
     if LEFT not in cases_of(CAUSALITY, subject) or time < 4:
         return
@@ -134,8 +143,8 @@ def _padded(subject: Subject) -> Iterator[str]:
     if found is None:
         return
     words = (
-        f"a text behind masked padding has other scores than alone: by "
-        f"{found.size:.2g}"
+        f"a text after masked padding has other scores than without "
+        f"padding: by {found.size:.2g}"
     )
     if COUNTED not in subject.caller.arguments:
         yield f"{words}: do positions count the padding?"
@@ -156,7 +165,7 @@ def _counted(
 def _try(
     variant: Variant, time: int, rows: int, generator: torch.Generator
 ) -> set[str]:
-    """Compare a batch with others; return notes for the report."""
+    """Compare a batch with changed batches; return notes for the report."""
     notes = set[str]()
     tokens = draw(variant.subject.vocab_size, rows, time, generator)
     scores, shown = variant.scores(tokens), variant.case.shown(rows, time)
@@ -164,10 +173,10 @@ def _try(
     def of(batch: Batch) -> Variant:
         return variant.run_as(variant.case.at(*batch.places))
 
-    # several rows have one batch
+    # keeps the scores of the last batch, with which several rows are compared
     of_last = lru_cache(1)(lambda batch: of(batch).scores(batch.tokens))
     for row, batch, place, what in _batches(variant, tokens, generator):
-        at = shown[row]  # hidden positions may have any scores
+        at = shown[row]  # positions that a mask hides may have any scores
         if not at.any():
             continue
         gap = gap_between(
@@ -192,7 +201,7 @@ def _try(
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of a call, and the places whose arguments they get."""
+    """The rows of a call, each with its place in the whole batch."""
 
     tokens: Int[Tensor, "rows time"]
     places: tuple[int, ...]
@@ -203,13 +212,14 @@ def _batches(
     tokens: Int[Tensor, "rows time"],
     generator: torch.Generator,
 ) -> Iterator[tuple[int, Batch, int, str]]:
-    """Yield a row, another batch, its place there, and what was done."""
+    """Yield a row, a changed batch, the row's place in it, and the change."""
     rows, time = tokens.shape
     places = (*range(rows),)
     short = time <= SHORT and rows <= ROWS_TRIED
     ends = sorted({0, 1 % rows, rows - 1} if short else {0, rows - 1})
     some = range(rows) if short else ends
-    if not variant.case.training:  # other shapes have other dropout masks
+    # in train mode, batches of another shape have other dropout masks
+    if not variant.case.training:
         for row in some:
             yield row, Batch(tokens[row : row + 1], (row,)), 0, "alone"
         order = Batch(tokens.roll(1, 0), (places[-1], *places[:-1]))

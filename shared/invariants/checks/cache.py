@@ -1,4 +1,4 @@
-"""Decoding with a cache is the same function."""
+"""Decoding with a cache gives the same scores."""
 
 import torch
 
@@ -10,25 +10,35 @@ from ...running.tokens import SHORT
 from ...tracing.pieces import CacheComparison, compare_generate
 from ..check import Subject, check
 
-STEPS = 256  # tokens of a long text that are fed one by one, at most
-CHUNKS = 3, 20  # tokens of a piece: a chunk wraps around in a ring of 32
-MEMO = 24  # tokens of texts that have some tokens in common
+STEPS = 256  # most tokens of a long text that are fed one by one
+# tokens of a chunk; chunks of 20 wrap around in a ring buffer of 32
+CHUNKS = 3, 20
+MEMO = 24  # tokens that two texts have in common
 
 
-@check(share=1, implied_by=("check_causality",))
+@check(share=2, implied_by=("check_causality",))
 def check_cache(subject: Subject) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 
-    Why: a cache that is one position off answers fluently, and wrongly.
-    How: a text token by token, whole and in pieces, in several rows; a long
-    one token by token, up to the first 256, and in chunks that divide neither
-    it nor a window; two in turns, and one after another with the same first
-    row, first tokens or last ones; rows that begin with
-    padding; a token past the end; a plain pass after decoding; in bfloat16. A
-    cache may refuse pieces of several tokens behind the first. The convention
-    is found by signature and state; where none is, the model's own generate
-    is compared with and without its cache.
-    Reports: pytorch/executorch 2010, rotary positions from 0 at each call.
+    Why: with a cache that is one position off, answers are fluent but wrong.
+    How: texts are decoded token by token, whole, and in pieces, in batches of
+    1, 3 and 5 rows. A long text is decoded in chunks, whose size divides
+    neither the text nor a window. Its first 256 tokens are also decoded one by
+    one. Two texts are decoded in turns, or one after the other with the same
+    first row, first tokens or last tokens. The check also tries rows that
+    begin with padding, a token past the end, a plain pass after decoding, and
+    bfloat16. A cache that refuses later pieces of several tokens passes. From
+    the model's signature and state, the check finds out how the model takes
+    its cache. If that fails, it compares the model's own generate with and
+    without cache.
+    If it fails: the message has the first position that differs, its piece,
+    and the module and line where decoding first differs from the full forward.
+    Look at the positions and the mask of a piece that is not the first, at
+    rows that begin with padding, and at state that one text leaves for the
+    next. A plain pass must give the same scores after decoding, and a model
+    that runs in bfloat16 must also decode in bfloat16. If the report names
+    another way to decode than yours, declare yours with `cache=`.
+    Reports: issue pytorch/executorch 2010, each call starts at position 0.
     """
     subject.require_no_state()
     subject.require_no_look_ahead()
@@ -41,7 +51,8 @@ def check_cache(subject: Subject) -> str:
     if decoder.convention is None:
         return compare_generate(subject, decoder.reason)
     comparison = CacheComparison(decoder)
-    subject = decoder.subject  # of as many rows as the cache has room for
+    # this subject gives a call at most as many rows as the cache holds
+    subject = decoder.subject
     subject.require_no_noise()
     comparison.require_reset(subject.lengths.fit(4), subject.generator())
     comparison.require_plain(subject.lengths.fit(4), subject.generator())
@@ -68,7 +79,7 @@ def check_cache(subject: Subject) -> str:
     refused = ""
     if decoder.most is not None:
         refused = f"; pieces of more than {decoder.most} tokens are refused"
-        refused += ", and after the first of more than one" * decoder.then_one
+        refused += ", and later pieces of more than one" * decoder.then_one
     return (
         f"decoding: {decoder.convention.says}{told}: lengths to "
         f"{subject.budget.reached}, one by one{_apart(comparison)}, whole and "
@@ -79,7 +90,7 @@ def check_cache(subject: Subject) -> str:
 def _compare_long(
     comparison: CacheComparison, generator: torch.Generator
 ) -> None:
-    """Feed long texts one by one, in chunks, and with a prompt."""
+    """Feed long texts in single tokens, in chunks, and after a prompt."""
     decoder = comparison.decoder
     subject, longest = decoder.subject, decoder.subject.block_size
     steps = min(longest, STEPS)
@@ -101,7 +112,7 @@ def _compare_long(
 
 
 def _apart(comparison: CacheComparison) -> str:
-    """Say up to where texts were fed one by one, if not to the longest."""
+    """Say how much of the longest text was fed one by one, if not all."""
     most = comparison.stepped
     reached = comparison.decoder.subject.budget.reached
     return f" to {most}" * (most < reached)

@@ -17,13 +17,16 @@ from ..embedding import gradients_at
 
 @check(share=1, implied_by=("check_causality",), needs="gradients")
 def check_causal_gradients(subject: Subject) -> str:
-    """The gradient of output t by the embedding of a later token is 0.
+    """The gradient of output t with respect to later embeddings is 0.
 
-    Why: a custom backward may leak where values do not.
-    How: row t of equal rows has the gradient of a random combination of
-    position t's scores; what lies after t must be 0 to rounding. In eval and
-    train mode, and with larger weights.
-    Reports: triton-lang/triton 4541, a backward without the causal flag.
+    Why: a custom backward may leak although the forward does not.
+    How: in row t of a batch of equal rows, a random combination of position
+    t's scores is differentiated. Its gradient with respect to later embeddings
+    must be 0 up to rounding. The check runs in eval and train mode, and with
+    larger weights.
+    If it fails: if check_causality passes, look for a hand-written backward, a
+    hook, or a straight-through term.
+    Reports: issue triton-lang/triton 4541, a backward without the causal flag.
     """
     longest = subject.block_size
     if longest < 2:
@@ -38,7 +41,7 @@ def check_causal_gradients(subject: Subject) -> str:
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int]]:
-    """Yield a variant and a length: short ones, then the longest."""
+    """Yield copies of the model with lengths: short ones, then the longest."""
     longest = subject.block_size
     for times in (subject.fit(2, 3, 7, SHORT), [longest]):
         variants = [*both(subject, times[-1])]
@@ -50,7 +53,7 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int]]:
 def _require_none_ahead(
     variant: Variant, time: int, generator: torch.Generator
 ) -> None:
-    """Require it of some positions; each is a row of a batch."""
+    """Require zero gradients after some positions, one position per row."""
     subject, vocab = variant.subject, variant.subject.vocab_size
     count = SPLITS if time <= SHORT else 8
     positions = [s - 1 for s in splits_to_try(time, generator, count)]

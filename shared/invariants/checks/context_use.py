@@ -1,4 +1,4 @@
-"""All that came before counts."""
+"""All earlier tokens matter."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,21 +18,25 @@ from ..check import Subject, check
 from ..embedding import gradients_at
 
 PROVED = "; no operation leads from there to these scores"
-LITTLE = 3  # tokens of a text in which no operation need lead anywhere
-FADED = 1e-10  # share of the largest influence below which memory fades
+# most tokens of a heavy model's text that are tested without a proof
+LITTLE = 3
+FADED = 1e-10  # an influence below this share of the largest one has faded
 
 
-@check(share=1, implied_by=("check_order_sensitivity",))
+@check(share=2, implied_by=("check_order_sensitivity",))
 def check_context_use(subject: Subject) -> str:
     """Every token so far can change the last output, the newest included.
 
-    Why: a window one too short, a first token that is dropped, or scores that
-    come a step late cost quality and show nowhere else.
-    How: each token of short texts is replaced, on the fresh model and with
-    larger weights; of the longest text some tokens, by value or by gradient.
-    A declared window may forget what is outside it; lengths near it and its
-    double are tried as well.
-    Reports: huggingface/transformers 39408, a sliding window off by one.
+    Why: a window that is one token too short, a dropped first token, or late
+    scores make a model worse, and no other check shows them.
+    How: each token of short texts is replaced, in the fresh model and with
+    larger weights. In the longest text some tokens are tested, by replacing
+    them or by gradient. Tokens outside a declared window need no effect.
+    Lengths near the window and near twice the window are also tried.
+    If it fails: a window is too short or was not declared (`--window`), a
+    first token is overwritten, or scores come one step late, so that the
+    newest token is never read.
+    Reports: issue huggingface/transformers 39408, a window off by one.
     """
     longest = subject.block_size
     subject.require_no_state()
@@ -54,7 +58,7 @@ def check_context_use(subject: Subject) -> str:
 
 
 def _require_seen(subject: Subject, declared: Visible) -> str:
-    """Require that each token counts that a position may see."""
+    """Require that each token matters at the positions that may see it."""
     generator, vocab = subject.generator(), subject.vocab_size
     for time in subject.fit(2, 3, 8, SHORT):
         with subject.budget.part("texts", time, 1 / 2):
@@ -81,7 +85,7 @@ def _require_seen(subject: Subject, declared: Visible) -> str:
 def _by_gradients(
     variant: Variant, ids: Int[Tensor, "1 time"], generator: torch.Generator
 ) -> Bool[Tensor, "time time"]:
-    """Return whose gradients reach whom: influence that rounding hides."""
+    """Return, by gradients, which tokens affect which positions' scores."""
     time = ids.size(1)
     found = gradients_at(variant, ids, [*range(time)], generator)
     if found is None:
@@ -95,8 +99,9 @@ def _require_use(
     window: Declared | None,
     generator: torch.Generator,
 ) -> str:
-    """Require that tokens of a length count; return a note on the others."""
-    never: list[int] = []  # no operation leads from them to the last
+    """Require that each token matters; note those that may be unused."""
+    # positions that no operation connects to the last scores
+    never: list[int] = []
     if not subject.heavy or time <= LITTLE:
         with suppress(ModelRaised):
             never = unreached(subject, time)
@@ -114,7 +119,7 @@ def _require_use(
         return f"{note} tokens up to {last} are outside the declared {window}"
     first = min(seen, default=0)
     most = max((used[s] for s in seen), default=0.0)
-    # influence falls off towards the tokens that show none
+    # not a fault if the influence fades towards the unused tokens
     if max(unused) < first and used[first] < FADED * most:
         return f"{note} memory fades below rounding before token {first}"
     declared = f" (declared: {window})" if window else ""
@@ -129,7 +134,7 @@ def _require_use(
 
 
 def _meant(unused: list[int], time: int) -> str:
-    """Say how a window is declared, where what is unused may be outside."""
+    """Say how to declare a window, if that may explain unused tokens."""
     size = time - 1 - unused[-1]
     if unused[0] or size < 1:
         return ""
@@ -145,7 +150,7 @@ def _used(
     columns: list[int],
     generator: torch.Generator,
 ) -> dict[int, float]:
-    """Return for each token how far it moves the last output; 0 is never."""
+    """Return how far each token moves the last scores, if it moves them."""
     used: dict[int, float] = {}
     for variant in variants:
         vocab = variant.subject.vocab_size
@@ -164,11 +169,12 @@ def _used(
                 used |= {left[r]: by for r, by in sizes if by > moved.least}
         if all(used.get(s) for s in columns):
             return used
-        # an influence below rounding shows in gradients
+        # for tokens without an effect: gradients show influences below
+        # rounding
         tokens = one_document(draw(vocab, 1, time, generator))
         grads = gradients_at(variant, tokens, [time - 1], generator)
         if grads is not None:
-            # 0 of 0 is NaN, and more than nothing is none of infinity
+            # 0 / 0 is NaN; a share of infinity is 0
             shares = (grads[0] / grads[0].max()).tolist()
             scale = max(used.get(s, 0.0) for s in columns) or 1.0
             for s in columns:

@@ -41,12 +41,12 @@ from ...running.ways import EVAL, HALF, OWN, Case
 from ..check import SkipCheck, Subject, check
 from ..leaks import LeakFinder, Trial
 
-SOME = 8  # documents of a row that are compared with calls of their own
-MIDDLE = 13  # tokens of rows that hold other documents
-Fault = tuple[float, str]  # how far scores move, and what a failure says
+SOME = 8  # most documents of a row to compare with separate calls
+MIDDLE = 13  # tokens of a row if the rows of a batch are packed differently
+Fault = tuple[float, str]  # how far scores move, and the failure in words
 BOUNDARY = (
-    "; the loss counts the first token of a document, predicted by the last "
-    "one before it"
+    "; the loss counts the first token of a document, predicted from the "
+    "document before"
 )
 UNKNOWN = (
     "the call takes nothing that says where documents are: name it with "
@@ -60,21 +60,29 @@ UNKNOWN = (
     needs="arguments",
 )
 def check_documents(subject: Subject) -> str:
-    """A document in a packed row has the scores that it has alone.
+    """A document has the same scores in a packed row as in a separate call.
 
-    Why: rows are packed to train without padding; a mask, a state, a shifted
-    token that goes on into the next document trains on another text.
-    How: documents of 1, 2, 7 and more tokens than a window stand at the
-    start, in the middle and at the end of a row, sixteen have one token each,
-    and the longest row has drawn boundaries; each is replaced, and no
-    score of another may move; each is compared with itself alone. In eval
-    and train mode, with attention masks as well, and with larger weights. Ids
-    are large, have gaps and come again; rows of one batch are packed
-    differently, and so is a call after another one. An
-    argument whose purpose it is, or a declaration, promises that documents
-    are apart; of position_ids that start again the report says what was seen.
-    A proof, as in check_causality, has documents instead of positions.
-    Reports: huggingface/transformers 46634; huggingface/nanoVLM 204.
+    Why: rows are packed to train without padding. If a mask, a state or a
+    shifted token continues into the next document, the model trains on wrong
+    text.
+    How: documents of 1, 2 and 7 tokens, and one longer than a window, are at
+    the start, in the middle and at the end of a row. Other rows have sixteen
+    documents of one token, or random boundaries. When a document is replaced,
+    no score of another document may move. Some documents are also run
+    separately. The check runs in eval and train mode, with attention masks,
+    and with larger weights. Ids of documents are large, have gaps and are
+    repeated. Rows of one batch are packed differently, and so are consecutive
+    calls. Documents must be isolated if an argument is for documents or the
+    user declares them. For position_ids that restart, the report only states
+    the result. There is a proof as in check_causality, with documents instead
+    of positions.
+    If it fails: isolation is required for an argument with this purpose
+    (segments, documents, cu_seqlens, seq_idx) and for `documents=...`. With
+    position_ids that restart, the check passes and reports the result. Look
+    for states, convolutions, shifted tokens and hashes that continue into the
+    next document. Also look for an attention mask of ones that is given as
+    well, and for positions that do not restart.
+    Reports: issues huggingface/transformers 46634, huggingface/nanoVLM 204.
     """
     ways = packings(subject)
     if not ways:
@@ -88,13 +96,13 @@ def check_documents(subject: Subject) -> str:
         if promised(subject):
             return _promised(subject, ways, rows)
         seen = [_seen(subject, way, rows[:2]) for way in ways]
-    except ModelRaised as error:  # accepted is not obeyed, refused no fault
+    except ModelRaised as error:  # to refuse arguments is not a fault
         raise SkipCheck(f"not tried: {error}") from error
     return f"no promise; documents are {'; '.join(seen)}"
 
 
 def _rows(subject: Subject) -> list[list[int]]:
-    """Return lengths of the documents of each row that is tried."""
+    """Return the lengths of the documents in each tried row."""
     model, room = build(subject), subject.block_size
     said = [w.value for w in all_declared(model, WINDOW + TILES)]
     long = max([9, *(n + 2 for n in said if n + 12 <= room)])
@@ -110,7 +118,7 @@ def _rows(subject: Subject) -> list[list[int]]:
 def _promised(
     subject: Subject, ways: list[Packing], rows: list[list[int]]
 ) -> str:
-    """Require that documents are apart in one of the ways to count them."""
+    """Require that one of several ways to give documents isolates them."""
     faults = list[str]()
     for way in ways:
         fault = _first_fault(subject, way, rows, way.beside)
@@ -128,7 +136,7 @@ def _promised(
             lengths = spans({n for row in rows for n in row})
             text = f"documents of {lengths} tokens are apart by {way.words}"
             masked = Beside.ONES in way.beside
-            text += "; with attention masks beside, too" * masked
+            text += "; with attention masks as well" * masked
             text += refused + _boundary(subject, way, rows[0])
             if way.mark is not None:
                 return text
@@ -148,7 +156,7 @@ def _promised(
 
 
 def _seen(subject: Subject, way: Packing, rows: list[list[int]]) -> str:
-    """Say whether an argument that promises nothing isolates documents."""
+    """Say whether an argument with another purpose isolates documents."""
     fault, but = _first_fault(subject, way, rows), list[str]()
     uncached = way.without_cache(subject)
     if fault and uncached and not _first_fault(subject, uncached, rows):
@@ -157,7 +165,7 @@ def _seen(subject: Subject, way: Packing, rows: list[list[int]]) -> str:
     if fault:
         return f"not isolated by {way.words}: {fault[0]:.2g}"
     if masked := _first_fault(subject, way, rows, way.beside[1:2]):
-        words = "with an attention mask of ones beside it"
+        words = "together with an attention mask of ones"
         but.append(f"{words}: {masked[0]:.2g}")
     return "; not ".join([f"isolated by {way.words}", *but])
 
@@ -169,7 +177,8 @@ def _first_fault(
     beside: tuple[Beside, ...] = (Beside.NOTHING,),
 ) -> Fault | None:
     generator = subject.generator()
-    for variant in both(subject):  # the second one is made where it is needed
+    # the copy with larger weights is built only if needed
+    for variant in both(subject):
         for row, mask in product(rows, beside):
             with subject.budget.part("documents", sum(row), 1 / 2):
                 for fault in _faults(variant, way, row, mask, generator):
@@ -184,7 +193,7 @@ def _faults(
     beside: Beside,
     generator: torch.Generator,
 ) -> Iterator[Fault]:
-    """Replace each document, then compare each with itself alone."""
+    """Yield faults found by replacing documents, and by separate calls."""
     subject, count = variant.subject, len(lengths)
     tokens = draw(subject.vocab_size, 1, sum(lengths), generator)
     text = way.text(lengths, subject.one_document(tokens))
@@ -195,7 +204,8 @@ def _faults(
         for training in (False, True)
     ]
     hides = beside is Beside.HIDES
-    hidden = lengths[-1] if hides else 0  # of the last document
+    # positions that a mask hides: the last document's
+    hidden = lengths[-1] if hides else 0
     for run in runs:
         if fault := _moved(run, way, text, lengths, mine, hidden):
             yield fault
@@ -209,15 +219,16 @@ def _faults(
         if gap:
             yield (
                 gap.size,
-                f"document {document} {row_of} has other scores alone: by "
-                f"{gap.size:.2g} at its position {gap.at[0]}, though no token "
-                f"of another was seen to move it: do its positions start "
-                f"again? {packed.precision(gap.dtype, gap.noise)}",
+                f"document {document} {row_of} has other scores in a separate "
+                f"call: by {gap.size:.2g} at its position {gap.at[0]}, though "
+                f"no token of another document was seen to change them: do "
+                f"its positions start again? "
+                f"{packed.precision(gap.dtype, gap.noise)}",
             )
 
 
 def _some(numbers: Sequence[int]) -> list[int]:
-    """Return the first ones, the last one, and some between."""
+    """Return the first document, the last, and some between them."""
     step = max(1, len(numbers) // SOME)
     return sorted({*numbers[::step], *numbers[-1:]})
 
@@ -236,14 +247,15 @@ def _moved(
     mine: Bool[Tensor, "documents time"],
     hidden: int = 0,
 ) -> Fault | None:
-    """Replace each document of a row; return how one moves another.
+    """Replace each document of a row; return how this changes others' scores.
 
     Args:
-        run: the model, given the packing.
-        way: how it is given.
+        run: the model, with the packing as an argument.
+        way: the packing, which tells the model where documents are.
         text: the row.
-        lengths: of its documents.
-        mine: the positions of each document; those of one id are one.
+        lengths: the lengths of the row's documents.
+        mine: the positions of each document; documents with the same id count
+            as one.
         hidden: positions at the end that a mask hides.
     """
     subject, count = run.subject, len(mine)
@@ -267,16 +279,17 @@ def _moved(
     )
 
 
-# --- Other numbers, other rows, other calls ----------------------------------
+# --- Other document ids, other rows in the batch, the next call --------------
 
 
 def _other_numbers(
     subject: Subject, way: Packing, lengths: list[int]
 ) -> tuple[Fault | None, Packing, str]:
-    """Give the documents other ids, in the model's precision and in 16 bits.
+    """Try other ids of documents, in the model's precision and in 16 bits.
 
     Returns:
-        The first fault, the packing for a proof, and what was refused.
+        The first fault, the packing with which to prove isolation, and in
+        words the numberings that the model refused.
     """
     numbered, refused = way, ""
     mine = _by_document(lengths)
@@ -297,7 +310,7 @@ def _other_numbers(
 
 
 def _by_document(lengths: list[int]) -> Bool[Tensor, "documents time"]:
-    """Return where each document of a row is."""
+    """Return a mask with the positions of each document in a row."""
     ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     return ids == torch.arange(len(lengths)).unsqueeze(1)
 
@@ -308,7 +321,7 @@ def _by_numbers(
     lengths: list[int],
     mine: Bool[Tensor, "documents time"],
 ) -> Fault | None:
-    """Replace the documents of each id, in both modes and two precisions."""
+    """Replace the documents that share an id, in both modes and two dtypes."""
     text = subject.one_document(subject.draw(1, sum(lengths)))
     copies = [precise(subject)]
     with suppress(SkipCheck, CopyFailed):
@@ -322,7 +335,7 @@ def _by_numbers(
 
 
 def _among_others(subject: Subject, way: Packing, time: int) -> Fault | None:
-    """Compare rows of other documents with each row in a call of its own."""
+    """Pack rows of a batch differently; compare each with a separate call."""
     rows = 1 if way.single else subject.fit_rows(UNLIKE)
     run = precise(subject).run_as(way.case(split))
     tokens = subject.draw(rows, time)
@@ -333,17 +346,17 @@ def _among_others(subject: Subject, way: Packing, time: int) -> Fault | None:
             lengths = _row_of(split(time, row))
             return gap.size, (
                 f"the row {lengths} has other scores among rows of other "
-                f"documents than in a call of its own: by {gap.size:.2g} at "
+                f"documents than in a separate call: by {gap.size:.2g} at "
                 f"position {gap.at[0]} {run.precision(gap.dtype, gap.noise)}"
             )
     return None
 
 
 def _kept(subject: Subject, way: Packing, time: int) -> Fault | None:
-    """Require that a packing leaves nothing for the next call of its shape.
+    """Require that a packing does not affect the next call of equal shape.
 
-    That is packed otherwise, or without documents. A model in which a plain
-    call leaves something for the next one is passed over.
+    The next call is packed differently, or has no documents. The test does not
+    apply if even plain calls affect the next call.
     """
     first, other, tokens = subject.draw(3, time).split(1)
 
@@ -363,7 +376,7 @@ def _kept(subject: Subject, way: Packing, time: int) -> Fault | None:
                 break
             size = float(gaps(left, after(first, one, then)).max())
             if size > floor(left):
-                call = "packed otherwise" if then is two else "without any"
+                call = "packed differently" if then is two else "not packed"
                 return size, (
                     f"the documents of a call move the scores of the next "
                     f"one, {call}, by {size:.2g} at length {time} {plain.mode}"
@@ -372,7 +385,7 @@ def _kept(subject: Subject, way: Packing, time: int) -> Fault | None:
 
 
 def _boundary(subject: Subject, way: Packing, lengths: list[int]) -> str:
-    """Say whether the loss counts a token across a boundary."""
+    """Say whether the loss counts a target that is in the next document."""
     if subject.caller.target_name is None or way.single:
         return ""
     run = next(both(subject)).run_as(way.case(lambda *_: lengths))

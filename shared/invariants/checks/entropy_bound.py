@@ -1,4 +1,4 @@
-"""A little training: slow, so the check runs only if it is named."""
+"""Train a model a little; this is slow, so the check runs only if named."""
 
 import math
 
@@ -20,12 +20,17 @@ PERIOD = 3
 def check_entropy_bound(subject: Subject) -> str:
     """Trained on unpredictable tokens, the loss stays above their entropy.
 
-    Why: the surest sign of a leak needs no idea where it is: nobody can
-    predict a fair die. And a model that cannot learn to repeat has not been
-    wired up.
-    How: 400 steps of Adam on fresh random ids, each batch's loss taken
-    before its step; then on sequences that repeat three ids.
-    Reports: karpathy/nanochat 844, a loss of 0.0018 from a leak.
+    Why: no model can predict a fair die, so this finds a leak without knowing
+    its place. And a model that cannot learn to repeat a text is not wired
+    correctly.
+    How: the model takes 400 training steps of Adam on fresh random ids. The
+    loss of each batch is measured before the step on it. Then another copy is
+    trained on sequences that repeat three ids.
+    If it fails: a loss below the entropy means that there is a leak. A loss
+    that does not fall means that the gradient points the wrong way, or that
+    the model cannot copy. The check trains the model, so it runs only if it is
+    named.
+    Reports: issue karpathy/nanochat 844, a loss of 0.0018 from a leak.
     """
     subject.require_gradients()
     if subject.block_size < 2 * PERIOD:
@@ -33,7 +38,7 @@ def check_entropy_bound(subject: Subject) -> str:
     ids = min(16, subject.vocab_size)
     entropy = math.log(ids)
     lowest = _train(subject, ids, repeat=False)
-    # a mean of 50 batches: its spread is far below a tenth of a nat
+    # 0.05 nats: the mean of 50 batches varies by far less than that
     if lowest < entropy - 0.05:
         raise AssertionError(
             f"trained on uniform random ids the loss falls to {lowest:.3f}, "
@@ -51,7 +56,7 @@ def check_entropy_bound(subject: Subject) -> str:
 
 
 def _train(subject: Subject, ids: int, repeat: bool) -> float:
-    """Return the lowest mean loss of 50 steps in a row."""
+    """Return the lowest mean loss of 50 consecutive steps."""
     variant = changeable(subject, "a function cannot be trained", TRAIN)
     model = variant.model
     generator = subject.generator()
@@ -73,7 +78,7 @@ def _train(subject: Subject, ids: int, repeat: bool) -> float:
             loss.backward()
         for p in model.parameters():
             if p.grad is not None and p.grad.is_sparse:
-                p.grad = p.grad.to_dense()  # Adam takes no other
+                p.grad = p.grad.to_dense()  # Adam accepts only dense gradients
         optimiser.step()
         losses.append(loss.item())
     return float(torch.tensor(losses).view(-1, 50).mean(1).min())

@@ -1,4 +1,4 @@
-"""Numbers that are none."""
+"""Scores and gradients have no NaN and no infinity."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,17 +23,24 @@ from ...running.ways import (
 )
 from ..check import Subject, check
 
-GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
+# most tokens of a text with a backward pass, which takes much memory
+GRADIENTS = 256
 
 
 @check(share=1)
 def check_finite(subject: Subject) -> str:
     """Neither scores nor gradients are ever NaN or infinite.
 
-    Why: one NaN, after one step of an optimiser, is in every weight.
-    How: random ids, id 0 first, all ids equal; one token to the longest text;
-    in eval mode and, with several dropout masks, train mode. Where
-    exponentials are divided by their sum, weights grow until these overflow.
+    Why: after one step of an optimiser, one NaN is in every weight.
+    How: texts have random ids, begin with id 0, or repeat one id. Their
+    lengths go from one token to the longest. The model runs in eval mode and,
+    with several dropout masks, in train mode. If a model's softmax does not
+    subtract the maximum, weights are scaled up until the exponentials
+    overflow.
+    If it fails: usual causes are dropout on masked scores, a row of a mask
+    that hides every token, and a division by a deviation that can be 0. A note
+    names ids whose scores are minus infinity everywhere, or the lowest finite
+    number. All checks leave these ids out.
     Reports: dropout on scores of -inf ("GPT from Scratch", listing 5).
     """
     generator = subject.generator()
@@ -51,15 +58,16 @@ def check_finite(subject: Subject) -> str:
 
 
 def _require_softmax(subject: Subject) -> None:
-    """Require that no softmax overflows for want of its maximum.
+    """Require that a softmax subtracts its maximum, so it cannot overflow.
 
-    One is known by the scores, which stay where they are when the largest
-    number is subtracted before the exponential.
+    Subtracting the largest number before the exponential does not change the
+    scores.
     """
     if not (subject.is_module and subject.builder.can_copy):
         return
     variant, tokens = own(subject), subject.draw(2, 8)
-    redraw_zeros(variant.model, subject.generator())  # they would hide all
+    # weights of zeros would hide exponentials
+    redraw_zeros(variant.model, subject.generator())
     scores = variant.scores(tokens)
     with operations_through(_Exponentials(shift=True)) as seen:
         moved = differ(variant.scores(tokens), scores)
@@ -79,15 +87,15 @@ def _require_softmax(subject: Subject) -> None:
 
 
 class _Exponentials:
-    """Finds exponentials above 1; with shift none is."""
+    """Finds exponentials above 1; `shift` subtracts the maximum first."""
 
     def __init__(self, shift: bool = False):
         self.shift, self.overflow = shift, False
         self.place: Place | None = None
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry out an operation, and look at an exponential."""
-        if name == "exp" and float(args[0].max()) > 0:  # and none is NaN
+        """Run an operation, and inspect an exponential."""
+        if name == "exp" and float(args[0].max()) > 0:  # false for NaN
             self.place = self.place or find_place(name)
             self.overflow |= bool(args[0].exp().isinf().any())
             if self.shift:
@@ -96,7 +104,7 @@ class _Exponentials:
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:
-    """Yield variants, lengths, rows and calls, each with its dropout mask."""
+    """Yield copies of the model, with length, row count and count of calls."""
     variant = own(subject)
     back = subject.is_module and subject.builder.can_copy
     longest = subject.block_size
@@ -117,7 +125,7 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:
 def _try(
     variant: Variant, tokens: Int[Tensor, "rows time"], seed: int
 ) -> None:
-    """Require numbers of a forward, and of a backward pass if there is one."""
+    """Require finite numbers in a forward and, if there is one, a backward."""
     model, time, mode = variant.model, tokens.size(1), variant.case.mode
     grad = variant.case.grad
     if grad:

@@ -1,4 +1,4 @@
-"""The loss of a fresh model."""
+"""A fresh model starts with the loss of guessing."""
 
 import math
 
@@ -12,9 +12,12 @@ from ..check import SkipCheck, Subject, check
 def check_initial_loss(subject: Subject) -> str:
     """A fresh model's loss is within 1.5 nats of ln(vocab).
 
-    Why: a model that starts out sure of itself spends its first steps
-    unlearning, and hides a wrong initialisation or head.
-    How: the mean cross-entropy of random targets given random tokens.
+    Why: an overconfident fresh model spends its first steps on unlearning, and
+    may have a wrong initialisation or head.
+    How: the check measures the mean cross-entropy of random targets, on random
+    tokens.
+    If it fails: draw the head's weights smaller, and start its bias at 0. The
+    check is skipped for a model that is already trained.
     Reports: Karpathy's recipe for training networks, "verify loss @ init".
     """
     generator = subject.generator()

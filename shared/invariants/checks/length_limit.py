@@ -1,22 +1,25 @@
-"""The end of the positions."""
+"""A text beyond the last position is refused."""
 
 from ...running.errors import SkipCheck, sentence
 from ...running.model.sizes import before_first_position, has_position_table
 from ...running.program import Program
 from ...running.tokens import draw
 from ..check import Subject, check
-from ..limits import on_cpu, refusal
+from ..refusals import on_cpu, refusal
 
 
 @check()
 def check_length_limit(subject: Subject) -> str:
-    """A model whose positions end refuses one token more.
+    """A model with a last position refuses a text that is one token longer.
 
-    Why: positions that wrap around, or a mask that no longer reaches, give
-    an answer that looks like any other.
-    How: the declared limit must work, and one token and seven more must
-    raise; a model without a table of positions and without the contract
-    (log_probs) may answer, and the report says so. On the CPU.
+    Why: if positions wrap around, or a mask is too short, the answer looks
+    like any other.
+    How: on the CPU, a text of the declared length must work, and texts with
+    one or seven more tokens must raise. A model with neither a position table
+    nor the method log_probs is allowed to answer. The report says so.
+    If it fails: raise a ValueError that names both lengths; do not cut, clamp
+    or wrap around. Without a table of positions the report states which longer
+    texts the model answers.
     Reports: "GPT from Scratch" under python -O, not causal past its mask.
     """
     if subject.limit is None:
@@ -28,8 +31,8 @@ def check_length_limit(subject: Subject) -> str:
     variant = on_cpu(subject)
     fewer = before_first_position(variant.model, limit)
     if fewer and subject.block_size == limit - fewer:
-        offset = f"declared are {limit}, taken {limit - fewer}: positions "
-        offset += "start behind the padding id; "
+        offset = f"{limit} tokens are declared, {limit - fewer} are taken: "
+        offset += "positions start after the padding id; "
         limit -= fewer
     tokens = draw(subject.vocab_size, 1, limit + 7, subject.generator())
     if error := refusal(variant, tokens[:, :limit]):

@@ -1,4 +1,4 @@
-"""The loss that a model returns itself."""
+"""Check the loss that a model returns."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from ...running.ranks import current
 from ...running.rounding import Inside, differ, floor, gaps
 from ...running.tokens import others
 from ...running.tolerances import FLOOR_UNITS
-from ...running.variant import Variant, both
+from ...running.variant import Variant, one_by_one
 from ...running.ways import TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
 from ..derivatives import gradients_of, own_functions, place_of_backward
@@ -45,19 +45,25 @@ from .gradients.differences import (
 )
 
 HOW = ("as given", "shifted by one inside")
-LONGEST = 33  # tokens of a text
-IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
+LONGEST = 33  # most tokens of a text
+IGNORED = (-100, -1)  # targets to be ignored: PyTorch's mark, minGPT's
 
 
-@check(needs="targets")
+@check(needs="targets", weight=3)
 def check_loss(subject: Subject) -> str:
     """The loss is the mean cross-entropy of the model's own scores.
 
-    Why: a loss shifted once too often trains the wrong task; a sum, or a
-    mean over padding, changes the learning rate with the batch.
-    How: the scores must not move with targets, and the loss must be the mean
-    cross-entropy, of targets as given or shifted by one inside, at several
-    lengths, with every id and with marks of absence; so must its gradient.
+    Why: a loss shifted once too often trains the wrong task. With a sum, or a
+    mean over padding, the size of a training step depends on the batch.
+    How: scores must not depend on targets. The loss and its gradient must
+    equal those of the mean cross-entropy. The model may use targets as given,
+    or shift them by one. This is tried at several lengths, with every id, and
+    with ignored targets.
+    If it fails: the message names a common mistake that gives this loss, such
+    as a sum, a second shift, or a loss over padding. Some additions to the
+    mean pass with a note. These are a term that targets do not change (a
+    z-loss, a router's balance), a term of other scores (another head's), and
+    labels that are smoothed only in train mode.
     Reports: huggingface/transformers 44642, targets shifted twice.
     """
     if subject.caller.target_name is None:
@@ -65,29 +71,29 @@ def check_loss(subject: Subject) -> str:
     subject.require_no_state()
     if subject.block_size < 3:
         raise SkipCheck("a shifted loss needs three tokens")
-    first, *again = map(_check_loss_of, both(subject, LONGEST))
-    # to a head of zeros all losses are equal
+    first, *again = map(_check_loss_of, one_by_one(subject, LONGEST))
+    # both shifts fit, as with a head of zeros
     unclear = len(first.shifts) == len(HOW)
     return (again[0] if again and unclear else first).says
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found out about a loss."""
+    """Facts about a model's loss."""
 
     says: str
-    shifts: frozenset[int] = frozenset()  # of the targets, inside
+    shifts: frozenset[int] = frozenset()  # how far targets are shifted
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """How a loss follows from scores and targets."""
+    """How a model computes its loss from scores and targets."""
 
     tokens: Int[Tensor, "batch time"]
-    # those that the softmax runs over
+    # the scores over which the loss takes its softmax
     scores: Float[Tensor, "batch time vocab"]
-    shifts: set[int]  # of the targets, inside; both where both are right
-    added: float | None  # next to the mean; None: not the same at each text
+    shifts: set[int]  # how far targets are shifted: 0, 1, or both if both fit
+    added: float | None  # term added to the mean; None if it varies by text
     note: str
 
 
@@ -103,7 +109,8 @@ def _check_loss_of(variant: Variant) -> _Found:
     shifts = case.shifts
     for batch, length in ((3, 7), (1, 13), (2, LONGEST)):
         time, batch = subject.lengths.fit(length), subject.fit_rows(batch)
-        # the last ids, or the first
+        # the targets are the last ids at one length, and the first ids at the
+        # others
         start = -batch * time if length == LONGEST else -1
         ids = (torch.arange(batch * time) + start).view(batch, time) % vocab
         other = _loss_of(variant, ids, generator)
@@ -119,7 +126,7 @@ def _check_loss_of(variant: Variant) -> _Found:
     found = " or ".join(HOW[s] for s in sorted(shifts)) + case.note
     found += _try_marks(variant, first, case)
     _require_gradient(variant, first, case)
-    # last, as a call in train mode may change what eval mode reads
+    # last, because a call in train mode may change what eval mode reads
     more = _require_same_in_training(variant, first, shifts, generator)
     for mode, note in ((WITH_GRADIENTS, case.note), (TRAIN, more)):
         _require_differences(variant.run_as(mode), case.tokens, first, note)
@@ -135,10 +142,10 @@ def _require_same_in_training(
     shifts: set[int],
     generator: torch.Generator,
 ) -> str | None:
-    """Require the same loss in train mode, where its scores are known.
+    """Require that train mode shifts targets as eval mode does.
 
     Returns:
-        What is added to it there; None for a loss that cannot be judged.
+        A note on the term that train mode adds; None without a loss to judge.
     """
     trained = variant.run_as(TRAIN)
     rows, time = targets.shape
@@ -147,7 +154,7 @@ def _require_same_in_training(
     if scores is None and not torch.equal(
         trained.scores(tokens), variant.scores(tokens)
     ):
-        return None  # whose dropout draws differ
+        return None  # dropout differs between the two calls
     try:
         case = _loss_of(trained, targets, generator)
     except ModelRaised:
@@ -166,60 +173,108 @@ def _require_same_in_training(
 def _loss_of(
     variant: Variant, first: Tensor, generator: torch.Generator
 ) -> _Loss | None:
-    """Return how a loss comes about, None where there is none, or raise."""
+    """Return how the loss is computed, None without a loss; or raise."""
     subject = variant.subject
-    name, vocab = subject.caller.target_name, subject.vocab_size
     tokens = subject.draw(len(first), first.size(1), generator)
-    second = others(first, vocab, generator)
-    hidden = torch.tensor(subject.hidden, dtype=torch.long)
-    for ids in (first, second):  # none whose score is minus infinity
-        ids[torch.isin(ids, hidden)] = subject.scored[0]
+    second = others(first, subject.vocab_size, generator)
+    for ids in (first, second):
+        _replace_hidden(subject, ids)
     scores, loss = scores_and_loss(variant, tokens, first)
     again, second_loss = scores_and_loss(variant, tokens, second)
     if scores is None or again is None:
         scores = variant.scores(tokens)
-    elif differ(scores.detach(), again.detach()):
+    else:
+        _require_same_scores(variant, tokens, scores, again)
+    if loss is None:
+        return None
+    if shifts := shifts_of(scores, first, loss):
+        return _Loss(tokens, scores, shifts, 0.0, "")
+    found = None
+    if second_loss is not None:
+        third = others(second, subject.vocab_size, generator)
+        _replace_hidden(subject, third)
+        _, third_loss = scores_and_loss(variant, tokens, third)
+        if third_loss is not None:
+            found = _with_a_term(
+                variant,
+                tokens,
+                scores,
+                targets=(first, second, third),
+                losses=(loss, second_loss, third_loss),
+            )
+    found = found or _beside_other_terms(variant, tokens, scores, first, loss)
+    if found is None:
+        raise wrong_loss(scores, first, loss)
+    return found
+
+
+def _replace_hidden(subject: Subject, ids: Tensor) -> None:
+    """Replace, among targets, the ids whose score is minus infinity."""
+    hidden = torch.tensor(subject.hidden, dtype=torch.long)
+    ids[torch.isin(ids, hidden)] = subject.scored[0]
+
+
+def _require_same_scores(
+    variant: Variant, tokens: Tensor, scores: Tensor, again: Tensor
+) -> None:
+    """Require that targets do not change the scores.
+
+    `again` has the scores of a call with other targets.
+    """
+    subject, name = variant.subject, variant.subject.caller.target_name
+    if differ(scores.detach(), again.detach()):
         moved = gaps(scores.detach(), again.detach()).amax(0)
         raise AssertionError(
             f"the scores move with {name}: those of position "
             f"{int(moved.argmax())} by {float(moved.max()):.2g}"
         )
-    elif name not in subject.caller.given and not variant.case.training:
-        own = subject.without_hidden(scores)
-        pair = [x.log_softmax(-1) for x in (own, variant.scores(tokens))]
-        size = float(gaps(*pair).max())
-        if size > 2 * max(map(floor, pair)):
-            raise AssertionError(
-                f"the scores with {name} are {size:.2g} from those without"
-            )
-    if loss is None:
+    if name in subject.caller.given or variant.case.training:
+        return
+    own = subject.without_hidden(scores)
+    pair = [x.log_softmax(-1) for x in (own, variant.scores(tokens))]
+    size = float(gaps(*pair).max())
+    if size > 2 * max(map(floor, pair)):
+        raise AssertionError(
+            f"the scores with {name} are {size:.2g} from those without"
+        )
+
+
+def _with_a_term(
+    variant: Variant,
+    tokens: Tensor,
+    scores: Tensor,
+    targets: Sequence[Tensor],
+    losses: Sequence[Tensor],
+) -> _Loss | None:
+    """Explain losses as the mean cross-entropy plus a term; None if wrong.
+
+    If the head is padded, all its scores are tried before those of the ids.
+    """
+    wide = _before_the_cut(variant, tokens, scores)
+    for each in [scores] if wide is None else [wide, scores]:
+        shifts, added, note = _explained(variant, each, targets, losses)
+        if shifts and each is wide:
+            note = f" over the {wide.size(-1)} scores of a padded head"
+        if shifts:
+            return _Loss(tokens, each, shifts, added, note)
+    return None
+
+
+def _beside_other_terms(
+    variant: Variant,
+    tokens: Tensor,
+    scores: Tensor,
+    targets: Tensor,
+    loss: Tensor,
+) -> _Loss | None:
+    """Explain a loss as the mean plus a term from other tensors, or None."""
+    fits = _besides(variant, tokens, targets)
+    if not fits:
         return None
-    note = ""
-    added: float | None = 0.0
-    shifts = shifts_of(scores, first, loss)
-    if not shifts and second_loss is not None:
-        third = others(second, vocab, generator)
-        third[torch.isin(third, hidden)] = subject.scored[0]
-        _, third_loss = scores_and_loss(variant, tokens, third)
-        targets = first, second, third
-        losses = [x for x in (loss, second_loss, third_loss) if x is not None]
-        wide = _before_the_cut(variant, tokens, scores)
-        for each in [scores] if wide is None else [wide, scores]:
-            if len(losses) < len(targets) or shifts:
-                break
-            shifts, added, note = _explained(variant, each, targets, losses)
-            if shifts and each is wide:
-                scores = wide
-                note = f" over the {wide.size(-1)} scores of a padded head"
-    if not shifts and (fits := _besides(variant, tokens, first)):
-        shifts, share = {*fits}, max(fits.values())
-        mean = mean_loss(scores, first, min(shifts))
-        size = float((loss - mean).detach())
-        note = f" smoothed by {share:.2g}" * (share > 0)
-        note, added = f"{note} plus {size:.3g}, not of these scores", None
-    if not shifts:
-        raise wrong_loss(scores, first, loss - (added or 0.0))
-    return _Loss(tokens, scores, shifts, added, note)
+    share, mean = max(fits.values()), mean_loss(scores, targets, min(fits))
+    note = f" smoothed by {share:.2g}" * (share > 0)
+    note += f" plus {float((loss - mean).detach()):.3g}, not of these scores"
+    return _Loss(tokens, scores, {*fits}, None, note)
 
 
 def _explained(
@@ -228,7 +283,7 @@ def _explained(
     targets: Sequence[Tensor],
     losses: Sequence[Tensor],
 ) -> tuple[set[int], float | None, str]:
-    """Return how losses are the mean and more, and the words for it."""
+    """Return the shifts, the added term and the words that explain losses."""
     shifts = shifts_of(scores, targets[0], losses[0])
     if shifts:
         return shifts, 0.0, ""
@@ -246,11 +301,12 @@ def _explained(
 
 
 def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
-    """Return which targets are left out of the mean, or raise."""
+    """Return in words which targets the mean ignores, or raise."""
     found = ""
     for mark in IGNORED:
         marked = targets.clone()
-        marked[0, 2:] = mark  # rows of unlike length
+        # targets end early in row 0 and begin late in row 1
+        marked[0, 2:] = mark
         marked[1:2, : targets.size(1) // 2] = mark
         try:
             _, loss = scores_and_loss(variant, case.tokens, marked)
@@ -259,12 +315,13 @@ def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
         if loss is None:
             continue
         terms = [case.added or 0.0]
-        if case.added:  # a z-loss of the positions that are counted
+        # the added term may be a z-loss of the counted positions
+        if case.added:
             squares = case.scores.double().logsumexp(-1).square()
             share = float(squares[marked != mark].mean() / squares.mean())
             terms.append(case.added * share)
         if mark != -100:
-            # to some models -1 is an id like any other, as in indexing
+            # some models take -1 as an index, which means the last id
             ids = marked.remainder(case.scores.size(-1))
             mean = mean_loss(case.scores, ids, min(case.shifts))
             if any(close(mean, loss - term) for term in terms):
@@ -280,20 +337,20 @@ def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
 def _besides(
     variant: Variant, tokens: Tensor, targets: Tensor, mark: int | None = None
 ) -> dict[int, float]:
-    """Return the shifts at which a loss depends on the scores as it should.
+    """Return, by shift of the targets, the share of smoothed targets.
 
-    Its gradient to the scores is that of the mean cross-entropy, so that a
-    term next to it is not of these scores: that of another head, say. Or other
-    targets change both alike, so that a term of these scores is the same for
-    all targets. Each with the share by which the targets are smoothed.
+    The loss may have another term than the mean cross-entropy. A shift is
+    returned if the gradients of the loss and of the mean at the scores are
+    equal, because the term uses other scores. It is also returned if other
+    targets change both gradients equally, because the term does not depend on
+    targets.
     """
     subject, training = variant.subject, variant.case.training
     if subject.in_arrays:
         return {}
     run = variant.run_as(TRAIN if training else WITH_GRADIENTS)
-    hidden = torch.tensor(subject.hidden, dtype=torch.long)
     second = (targets + 1) % subject.vocab_size
-    second[torch.isin(second, hidden)] = subject.scored[0]
+    _replace_hidden(subject, second)
     second = torch.where(targets < 0, targets, second)
     one = _gradient_by_scores(run, tokens, targets)
     if one is None:
@@ -324,7 +381,7 @@ def _besides(
 def _gradient_by_scores(
     run: Variant, tokens: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """Return scores with a graph, and the gradient of the loss by them."""
+    """Return scores with a graph, and the loss's gradient at the scores."""
     scores, loss = scores_and_loss(run, tokens, targets)
     if scores is None or loss is None or not scores.requires_grad:
         return None
@@ -333,7 +390,7 @@ def _gradient_by_scores(
 
 
 def _by_base(value: Tensor, scores: Tensor) -> Tensor:
-    """Return a gradient by scores, or by what they are a view of."""
+    """Return a value's gradient at the scores, or at the tensor they view."""
     base = scores if scores._base is None else scores._base
     (found,) = gradients_of(
         value, [base], retain_graph=True, allow_unused=True
@@ -348,15 +405,15 @@ def _wanted(
     mark: int | None,
     share: float = 0.0,
 ) -> Tensor:
-    """Return the gradient of the mean cross-entropy by the scores."""
+    """Return the gradient of the mean cross-entropy at the scores."""
     mean = mean_loss(scores, targets, shift, mark, smoothed=share)
     return _by_base(mean, scores)
 
 
 def _is_z_loss(left: Tensor, scores: Tensor, bound: Tensor) -> bool:
-    """Whether a gradient is 0 or that of a z-loss: a smaller loss has others.
+    """Return whether a gradient is 0 or that of a z-loss.
 
-    The last position may be left out of it.
+    The loss may leave out the last position.
     """
     for kept in (scores, scores[:, :-1]):
         squares = kept.double().logsumexp(-1).square().mean()
@@ -368,13 +425,14 @@ def _is_z_loss(left: Tensor, scores: Tensor, bound: Tensor) -> bool:
 
 
 def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
-    """Require that the loss has a gradient, that of the cross-entropy."""
+    """Require that the loss has the gradient of the cross-entropy."""
     weights = [p for p in variant.parameters if p.requires_grad and p.numel()]
     no_gradients = variant.subject.caller.no_gradients
     if not weights or no_gradients or quantised(variant.model):
         return
     trained, evaluated = map(variant.run_as, (TRAIN, WITH_GRADIENTS))
-    # a call in train mode may change weights that eval mode's graph holds
+    # train mode first: its call may change weights that are in the graph of
+    # the call in eval mode
     in_training, its_loss = scores_and_loss(trained, case.tokens, targets)
     scores, loss = scores_and_loss(evaluated, case.tokens, targets)
     if its_loss is None or (
@@ -385,7 +443,8 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
         raise AssertionError(
             "the loss has no graph: its backward pass trains nothing"
         )
-    if scores is None or loss is None or case.note:  # of more than these
+    # `_require_differences` judges a loss with a further term
+    if scores is None or loss is None or case.note:
         return
     if not (scores.requires_grad and loss.requires_grad):
         return
@@ -394,12 +453,13 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
         found = gradients_of(
             value, weights, retain_graph=True, materialize_grads=True
         )
-        # in 16 bits a norm overflows
+        # in float64: norms may overflow in 16 bits
         norms = (float(g.to_dense().double().norm()) for g in found)
         return math.hypot(*norms)
 
     sizes = []
-    for shift in case.shifts:  # one set of gradients at a time
+    # compare with one shift's gradients at a time, to save memory
+    for shift in case.shifts:
         mean = mean_loss(scores, targets, shift)
         with during("in the backward pass of the loss"):
             sizes.append((gradient(loss - mean), gradient(mean)))
@@ -414,9 +474,9 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
 def _require_differences(
     run: Variant, tokens: Tensor, targets: Tensor, note: str | None
 ) -> None:
-    """Require the gradient that differences of the loss have.
+    """Require the gradient that finite differences of the loss give.
 
-    For a loss whose scores do not come back, or of more than these.
+    This is for a loss that is returned without scores, or has a further term.
     """
     subject = run.subject
     model, no_gradients = run.model, subject.caller.no_gradients
@@ -438,28 +498,16 @@ def _require_differences(
     gradients = {
         n: g.to_dense() for n, g in zip(free, found, strict=True) if g.any()
     }
-
-    def value() -> float:
-        run.start_again()
-        _, loss = scores_and_loss(run, tokens, targets)
-        assert loss is not None
-        return float(loss.detach())
-
-    pair = Along(
-        free,
-        gradients,
-        value,
-        inside.unit ** (1 / 3),
-        FLOOR_UNITS * inside.unit * abs(float(loss.detach())),
-        subject.generator(),
-        towards=gradients,
-    ).smoothest([*gradients])
+    size = abs(float(loss.detach()))
+    along = _along(run, tokens, targets, free, gradients, inside.unit, size)
+    pair = along.smoothest([*gradients])
     if pair.agree or pair.share <= ROUGH:
         return
     run.start_again()
     with functions_through(Attached()) as attached:
         scores_and_loss(run, tokens, targets)
-    if attached.places:  # as a teacher is detached
+    # the model detaches a part on purpose, such as a teacher
+    if attached.places:
         return
     place = place_of_backward(functions)
     where = f" at {place}" if place else ""
@@ -472,16 +520,47 @@ def _require_differences(
     )
 
 
+def _along(
+    run: Variant,
+    tokens: Tensor,
+    targets: Tensor,
+    free: dict[str, tuple[nn.Parameter, int | None]],
+    gradients: dict[str, Tensor],
+    unit: float,
+    size: float,
+) -> Along:
+    """Return a comparison of gradients with finite differences of the loss.
+
+    `unit` is the model's unit of rounding, `size` the size of the loss.
+    """
+
+    def value() -> float:
+        run.start_again()
+        _, loss = scores_and_loss(run, tokens, targets)
+        assert loss is not None
+        return float(loss.detach())
+
+    return Along(
+        free,
+        gradients,
+        value,
+        unit ** (1 / 3),
+        FLOOR_UNITS * unit * size,
+        run.subject.generator(),
+        towards=gradients,
+    )
+
+
 def _before_the_cut(
     variant: Variant, tokens: Tensor, scores: Tensor
 ) -> Tensor | None:
-    """Return a module's output whose first columns are the scores."""
+    """Return a module's output whose first columns are the scores, or None."""
     model, vocab = variant.model, scores.size(-1)
     found: list[Tensor] = []
 
     def look(module: nn.Module, args: Any, kwargs: Any, answer: Any) -> None:
         if not isinstance(answer, Tensor) or answer.shape[-1:] <= (vocab,):
-            return  # a loss has no axes
+            return  # no wider than the vocabulary, such as a loss
         if answer[..., :vocab].equal(scores):
             found.append(answer)
 

@@ -1,4 +1,4 @@
-"""Log-probabilities."""
+"""Log-probabilities sum to 1."""
 
 import math
 
@@ -11,17 +11,20 @@ from ...running.variant import Variant, both
 from ...validation import dtype_name
 from ..check import SkipCheck, Subject, check
 
-NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
+NORMALISED = 1e-3  # sums of probabilities this close to 1 are meant to be 1
 
 
 @check()
 def check_normalised(subject: Subject) -> str:
-    """Log-probabilities sum to 1, where the model says it returns them.
+    """Log-probabilities sum to 1, if the model declares that it returns them.
 
-    Why: a sum of 0.99 is a loss that is 0.01 too high or too low.
-    How: the logarithm of the sum of exponentials is 0 to rounding, on the
-    fresh model and with larger weights, in float64 where the model can.
-    Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
+    Why: with a sum of 0.99 the loss is wrong by 0.01.
+    How: the logarithm of the sum of exponentials must be 0 up to rounding, on
+    the fresh model and with larger weights, in float64 if the model can.
+    If it fails: the model returned probabilities, or scores that were
+    normalised over another axis. Return logits, or their log-softmax over the
+    vocabulary.
+    Reports: a softmax before nn.CrossEntropyLoss, which takes logits.
     """
     subject.require_no_state()
     worst = max(map(_require_sums, both(subject)))
@@ -29,7 +32,7 @@ def check_normalised(subject: Subject) -> str:
 
 
 def _require_sums(variant: Variant) -> float:
-    """Return how far logarithms of sums are from 0; raise where too far."""
+    """Return the largest absolute logsumexp of scores; raise if not near 0."""
     subject = variant.subject
     tokens = subject.draw(3, 16)
     scores = variant.scores(tokens)
@@ -38,8 +41,8 @@ def _require_sums(variant: Variant) -> float:
         scores.double().sum(-1), ones, atol=1e-4
     ):
         raise AssertionError(
-            "the scores are probabilities, not their logarithms: none is "
-            "negative, and those of a position sum to 1"
+            "the scores are probabilities, not their logarithms: no score is "
+            "negative, and the scores of a position sum to 1"
         )
 
     def sums(scores: Tensor) -> Tensor:
@@ -48,10 +51,10 @@ def _require_sums(variant: Variant) -> float:
     off = sums(scores)
     size = float(off.abs().nan_to_num(nan=math.inf).max())
     noise = max(rounding(scores), torch.finfo(scores.dtype).eps)
-    # what is nearly normalised was meant to be
+    # nearly normalised scores are meant to be normalised
     if not subject.says_log_probs and size > NORMALISED:
         raise SkipCheck("logits, which need not be normalised")
-    # what is computed in float32 inside keeps float32's rounding
+    # allow for the rounding of float32, in which a model may compute inside
     inner = FLOOR_UNITS * torch.finfo(torch.float32).eps
     if size > floor_of(scores.dtype) * noise and (
         size > inner

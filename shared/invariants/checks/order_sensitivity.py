@@ -1,4 +1,4 @@
-"""The order of what came before counts."""
+"""The order of earlier tokens matters."""
 
 from functools import partial
 
@@ -19,23 +19,28 @@ from ...running.tokens import draw, others, rows_at_once
 from ...running.variant import Variant, both, build
 from ..check import SkipCheck, Subject, check
 
-CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
-COARSE = 1e-3  # a share that float32's rounding does not reach
-EFFECT_SHARE = 1e-5  # share of the effect of another id: less is no effect
+CLEAR = 0.5  # a change of this share of the scores' deviation is not rounding
+COARSE = 1e-3  # a change of this share is not float32's rounding
+# an effect below this share of another id's effect counts as none
+EFFECT_SHARE = 1e-5
 HEAVY_LENGTH = 64  # tokens of the texts that are swapped first
 
 
-@check(share=1, implied_by=("check_causality",))
+@check(share=2, implied_by=("check_causality",))
 def check_order_sensitivity(subject: Subject) -> str:
     """Permuting earlier tokens changes the prediction.
 
-    Why: without positions a model reads a bag of words; positions that start
-    again after some, or are kept in a byte, are the same far apart.
+    Why: without positions a model reads a bag of words. Positions that
+    restart, or are stored in a byte, repeat far apart.
     How: some permutation of short texts must move the last scores. In the
-    longest the first token is swapped with those 1, 2, 4, 8, ... behind it,
-    and neighbours at 8, 16, ... with each other: where that does nothing,
-    though each token counts and a swap next to them does something, two
-    positions are one.
+    longest text the first token is swapped with the tokens 1, 2, 4, 8, ...
+    after it. Neighbours at 8, 16, ... are swapped with each other. Two
+    positions are equal if such a swap has no effect, although both tokens
+    matter and a swap next to them has an effect.
+    If it fails: positions are missing, are all the same, or start again after
+    some tokens. Equal positions are found only if a swap of their tokens
+    changes nothing at all. After a second layer the causal mask itself
+    distinguishes them, and the check passes.
     Reports: Vaswani et al. 2017, section 3.5: attention has no order.
     """
     longest = subject.block_size
@@ -58,20 +63,20 @@ def check_order_sensitivity(subject: Subject) -> str:
 
 
 def _same_positions(subject: Subject, time: int) -> str:
-    """Raise where two positions are one; name tokens swapped in vain."""
+    """Raise if two positions are equal, or name a pair without effect."""
     powers = [1 << k for k in range((time - 2).bit_length())]
     pairs = [(0, s) for s in powers]
     pairs += [(s, s + 1) for s in powers if 8 <= s < time - 2]
     for one, other in _swapped_in_vain(subject, pairs, time) or ():
-        step = int(one > 0)  # the first token stays the first
+        step = int(one > 0)  # shift both tokens, but not one at position 0
         near = [(one + d * step, other + d) for d in (-1, 1)]
         near = [(a, b) for a, b in near if a < b < time - 1]
         if _swapped_in_vain(subject, near, time) != []:
             return f"tokens {one} and {other} may be swapped"
         raise AssertionError(
             f"at length {time} the last scores do not change when tokens "
-            f"{one} and {other} are swapped, but for those beside them they "
-            f"do: two positions are the same"
+            f"{one} and {other} are swapped, but they change when tokens next "
+            f"to them are swapped: two positions are the same"
         )
     return ""
 
@@ -79,12 +84,12 @@ def _same_positions(subject: Subject, time: int) -> str:
 def _swapped_in_vain(
     subject: Subject, pairs: list[tuple[int, int]], time: int
 ) -> list[tuple[int, int]] | None:
-    """Return the pairs of tokens whose swap changes nothing.
+    """Return pairs of tokens whose swap has no effect.
 
-    A pair is left out if another id in its second place changes nothing
-    either. None is for no time.
+    A pair is left out if no change of its second token has an effect.
+    None means that time ran out.
     """
-    # where it takes seconds, only if there is no limit
+    # with a share of 0, swaps run only without a time limit
     share = 0 if subject.takes_seconds((1 + len(pairs)) * time) else 1 / 2
     vocab, generator = subject.vocab_size, subject.generator()
     with subject.budget.part("swaps", time, share):
@@ -114,7 +119,7 @@ def _swapped_in_vain(
 
 
 def _differences(variant: Variant, batch: Tensor) -> Tensor:
-    """Return how the last scores of all rows differ from the first row's."""
+    """Return the distance of each row's last scores from the first row's."""
     last = variant.scores(batch)[:, -1]
     return minus(last[1:], last[0].expand_as(last[1:]))
 
@@ -122,7 +127,7 @@ def _differences(variant: Variant, batch: Tensor) -> Tensor:
 def _moved(
     variant: Variant, text: Int[Tensor, "time"], rows: list[Tensor]
 ) -> tuple[float, list[float]]:
-    """Return how far rounding and how far each row moves the last scores."""
+    """Return how far rounding and each changed row move the last scores."""
     batch = torch.stack([text, *rows])
     parts = batch.split(rows_at_once(variant.subject.vocab_size, text.numel()))
     last = torch.cat([variant.scores(part)[:, -1] for part in parts])
@@ -132,13 +137,13 @@ def _moved(
 
 
 def _some_permutation(subject: Subject) -> str:
-    """Return how far a permutation moves the scores; raise if none does."""
+    """Return how far a permutation moves scores; raise if none does."""
     vocab, generator = subject.vocab_size, subject.generator()
     largest = share = 0.0
     for variant in both(subject):
         for time in reversed(subject.fit(3, 8)):
             tokens = draw(vocab, 1, time, generator, False)[0]
-            # two ids at least, however small the vocabulary
+            # so that the text has at least two different ids
             tokens[time - 2] = others(tokens[time - 3], vocab, generator)
             swaps = [_swapped(tokens, at, at + 1) for at in (time - 3, 0)]
             backwards = torch.cat([tokens[:-1].flip(0), tokens[-1:]])
@@ -164,8 +169,8 @@ def _some_permutation(subject: Subject) -> str:
     least, sizes = _moved(variant, tokens, [replaced])
     if max(sizes) <= least:
         raise AssertionError(
-            "no earlier token moves the last scores, in whatever order: the "
-            "past is not read at all"
+            "no earlier token and no order of tokens changes the last scores: "
+            "the past is not read at all"
         )
     raise AssertionError(
         f"no permutation of the earlier tokens moves the last scores by "

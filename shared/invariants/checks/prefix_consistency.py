@@ -1,4 +1,4 @@
-"""A text has the scores that it has within a longer one."""
+"""A text has the same scores as within a longer text."""
 
 import math
 from collections.abc import Iterator
@@ -25,11 +25,16 @@ from ..check import SkipCheck, Subject, check
 def check_prefix_consistency(subject: Subject) -> str:
     """model(x[:, :t]) equals model(x)[:, :t].
 
-    Why: generation feeds prefixes; a model that sees the length of its
-    input was trained on other scores than it generates from.
-    How: all prefixes at lengths to 16, some of the longest; shapes differ,
-    so only what stays when weights are nudged counts.
-    Reports: ggml-org/llama.cpp 4479, other logits for one token at a time.
+    Why: generation runs prefixes. If scores depend on the length of the input,
+    generation uses other scores than training.
+    How: all prefixes of texts up to 16 tokens are run, and some prefixes of
+    the longest text. Unequal shapes round differently, so a difference counts
+    only if it remains when weights change in their last bits.
+    If it fails: look for positions counted from the end, a scale computed from
+    the length, and padding to a multiple. If the code compares the length with
+    a number that no tried text reaches, the check names this line. An example
+    is a rotary embedding that stretches past its training length.
+    Reports: issue ggml-org/llama.cpp 4479, other logits token by token.
     """
     longest = subject.block_size
     if longest < 2:
@@ -46,7 +51,7 @@ def check_prefix_consistency(subject: Subject) -> str:
 
 
 def _not_tried(subject: Subject) -> str:
-    """Say at which longer texts the model's code goes another way."""
+    """Say for which longer, untried texts the code takes another branch."""
     model = precise(subject).model
     found = branches_on_length(model, longest=subject.block_size)
     most = subject.limit.value if subject.limit else math.inf
@@ -60,7 +65,7 @@ def _not_tried(subject: Subject) -> str:
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
-    """Yield variants, lengths and numbers of prefixes."""
+    """Yield copies of the model, lengths, and how many prefixes to try."""
     longest, short = subject.block_size, subject.lengths.fit(SHORT)
     fresh, *enlarged = both(subject)
     yield from ((fresh, time, time) for time in subject.fit(2, 5, SHORT, 33))
@@ -94,7 +99,7 @@ def _compare(
         )
         if gap is not None:
             raise AssertionError(
-                f"position {gap.at[1]} depends on the length: alone, the "
+                f"position {gap.at[1]} depends on the length: run alone, the "
                 f"first {split} of {time} tokens give it scores that differ "
                 f"by {gap.size:.2g} "
                 f"{variant.precision(gap.dtype, gap.noise)}"

@@ -23,15 +23,20 @@ RANDOM = "the random state of "
 ABSENT = "absent"
 
 
-@check(needs="modes and no buffers")
+@check(needs="modes and no buffers", weight=1.5)
 def check_purity(subject: Subject) -> str:
     """A forward changes nothing outside itself.
 
     Why: an evaluation in the middle of training must not change it.
     How: the input, parameters, buffers, gradients, modes, random states and
-    settings are compared. A buffer that is not saved may grow where scores
-    stay. In train mode weights and buffers may change, and random numbers be
-    drawn, but no generator seeded.
+    settings are compared before and after a forward. A buffer that is not
+    saved may change if scores stay the same. In train mode weights and buffers
+    may change, and the model may draw random numbers, but not seed a
+    generator.
+    If it fails: the message names the first change. In eval mode a forward
+    must not change its input, parameters, buffers, modes or global settings
+    (random states, recording of gradients, the default dtype). In train mode
+    weights and buffers may change.
     Reports: running statistics in eval mode; a manual_seed in forward.
     """
     generator, variant = subject.generator(), own(subject)
@@ -51,13 +56,13 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
         model.train(case.training)
     variant.start_again()
     where = f"a forward {case.mode}"
-    # as the model takes them, so that what it does to them is seen
+    # the very ids that the model gets, to see whether it changes them
     given = tokens.clone()
     if subject.caller.time_first:
         given = given.mT.contiguous().mT
     what = f"on tokens of shape {tuple(tokens.shape)}, {case.mode}"
     with during(what), torch.set_grad_enabled(case.grad):
-        # random states right beside the call: a checker of types draws, too
+        # just before the call, because type checkers draw random numbers too
         before = _snapshot(model) | _random()
         subject.caller.call(model, given)
         after = _random() | _snapshot(model)
@@ -95,12 +100,12 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
 
 
 def _random() -> dict[str, object]:
-    """Return the states of generators, by what a failure calls them."""
+    """Return the states of generators, by their names in a message."""
     return {RANDOM + name: state for name, state in random_states().items()}
 
 
 def _snapshot(model: Model) -> dict[str, object]:
-    """Return what a forward must not change, by what a failure calls it."""
+    """Return the state that a forward must not change, by name in messages."""
     seen: dict[str, object] = {
         "whether gradients are recorded": torch.is_grad_enabled(),
         "the default dtype": torch.get_default_dtype(),
@@ -130,6 +135,6 @@ def _snapshot(model: Model) -> dict[str, object]:
 
 
 def _contents(tensor: Tensor) -> list[object]:
-    """Return shapes, dtypes and bits, which are equal where NaN is as well."""
+    """Return a tensor's shape, dtype and bits; equal NaNs have equal bits."""
     parts = [p.detach().to_dense().cpu() for p in parts_of(local(tensor))]
     return [(part.shape, part.dtype, bits(part)) for part in parts]

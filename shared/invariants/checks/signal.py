@@ -1,4 +1,4 @@
-"""Each part's output depends on its input; no attention has decided."""
+"""Each part's output depends on its input; no attention is saturated."""
 
 from typing import Any
 
@@ -12,14 +12,17 @@ from ...running.rounding import minus
 from ...running.variant import Variant, larger, precise
 from ..check import SkipCheck, Subject, check
 
-TIME = 31  # a prime: the width of no head is taken for it
-CHOICE = 8  # positions that a row has to choose from, at least
-SHARP = 0.6  # of a row, on average: 0.53 did no harm in training, 0.76 did
-NORMED = 1e-3  # share by which lengths of vectors differ, at most
-SAME = 1e-6  # share of the largest entry by which rows differ, at most
+TIME = 31  # tokens of the text: a prime, so that no head has this width
+CHOICE = 8  # fewest visible positions of a row of attention that counts
+# limit of the mean largest probability: training survives 0.53, but not 0.76
+SHARP = 0.6
+NORMED = 1e-3  # vectors whose lengths differ by at most this share are normed
+# vectors that differ by at most this share of the largest entry are the same
+SAME = 1e-6
 PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
 SCALING = ("mul", "mul_", "div", "div_")
-KEEPING = (  # of a tensor's numbers, in another shape or dtype
+# operations that keep a tensor's entries, in another shape or dtype
+KEEPING = (
     *("view", "reshape", "transpose", "permute", "contiguous", "unflatten"),
     *("flatten", "clone", "to", "float", "__get__"),
 )
@@ -27,15 +30,21 @@ KEEPING = (  # of a tensor's numbers, in another shape or dtype
 
 @check(implied_by=("check_context_use",), needs="modules")
 def check_signal(subject: Subject) -> str:
-    """Each part moves with its input, and no fresh attention has decided.
+    """Each part depends on its input; fresh attention is not saturated.
 
-    Why: behind a norm that forgets its input a layer adds a constant; where
+    Why: after a norm that ignores its input, a layer adds a constant. If
     scores are multiplied by the root of the head's width, each position
-    attends to one other from the start. Both train, to a worse loss.
-    How: with larger weights, the output of each module that has weights
-    must differ where its input does. A fresh model that multiplies products
-    of queries and keys by more than 1 fails if the largest probability of
-    attention is near 1 on average; normed queries are left out.
+    attends to a single other position from the start. Both models still train,
+    to a worse loss.
+    How: with larger weights, the output of each module with weights must
+    differ if its input does. A fresh model fails if it multiplies products of
+    queries and keys by more than 1, and attention's largest probability is
+    near 1 on average. Normed queries are left out.
+    If it fails: a norm that ignores its argument has a constant output. If one
+    position gets nearly all attention, scores are probably multiplied by the
+    root of the head's width instead of divided by it. In narrow heads with
+    small weights that does no harm. The attention of a trained model is not
+    judged.
     Reports: Vaswani et al. 2017, section 3.2.1, on large products.
     """
     enlarged = larger(subject)
@@ -82,13 +91,13 @@ def _require_parts_that_move(variant: Variant) -> None:
     still = [name for name, moved in moves.items() if not moved]
     if still:
         raise AssertionError(
-            f"{still[0]} puts out the same vector whatever comes in, at all "
+            f"{still[0]} puts out the same vector for every input, at all "
             f"positions of {len(tokens)} texts"
         )
 
 
 def _spread(value: Any) -> float:
-    """Return the share by which rows of vectors differ; -1: there are none."""
+    """Return the share by which a value's vectors differ; -1 for none."""
     shares = [-1.0]
     for _, x in tensors_in(value):
         rows = x.detach().flatten(0, -2) if x.ndim > 1 else x.new_empty(0)
@@ -101,19 +110,21 @@ def _spread(value: Any) -> float:
 class _Choices:
     """Records the largest attention probability of each softmax.
 
-    The probabilities are those of the products of queries and keys alone,
-    under a causal mask: a bias may favour one position. Normed queries are
-    left out.
+    The probabilities are recomputed from the products of queries and keys and
+    a causal mask. Biases that the model adds to its scores are left out,
+    because a bias can legitimately favour one position. Normed queries are not
+    judged.
     """
 
     def __init__(self, time: int):
         self.time = time
-        # mean of rows' largest probability, factor of products, query's width
+        # for each attention: the mean of its rows' largest probabilities, the
+        # factor on its products, and the width of its queries
         self.found: list[tuple[float, float, int]] = []
         self._products = self._query = self._key = torch.empty(0)
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a function, and record what attention chooses."""
+        """Call a function, and record attention's largest probabilities."""
         answer = func(*args, **kwargs)
         if is_mapped() or not isinstance(answer, Tensor):
             return answer
@@ -126,12 +137,14 @@ class _Choices:
             self._fused(**named, **kwargs)
         elif answer.shape[-2:] == (self.time, self.time):
             if name in PRODUCTS:
-                given = [*args, *kwargs.values()]  # a bias comes first
+                # the last two are the factors: baddbmm has a bias first
+                given = [*args, *kwargs.values()]
                 tensors = [x for x in given if isinstance(x, Tensor)]
                 self._query, self._key = tensors[-2:]
                 self._products = answer.clone()
             elif name == "softmax" and self._products.shape == args[0].shape:
-                # the scores may have biases, too, or a mask that is added
+                # compare neighbours that no mask hides (their probability is
+                # not 0); take a median, because scores may include biases
                 shown = (answer > 0)[..., 1:] & (answer > 0)[..., :-1]
                 x, y = (
                     values.double().diff()[shown]
@@ -147,7 +160,8 @@ class _Choices:
     ) -> None:
         if query.size(-2) == key.size(-2) == self.time:
             self._query, self._key = query, key
-            if query.ndim == 4:  # a key's head may serve several queries'
+            # a key's head may serve several heads of queries
+            if query.ndim == 4:
                 key = key.repeat_interleave(query.size(1) // key.size(1), 1)
             self._note(query @ key.mT, scale or query.size(-1) ** -0.5)
 
@@ -163,12 +177,12 @@ class _Choices:
 
 
 def _times(x: object) -> float:
-    """Return what a tensor was multiplied by since it was computed."""
+    """Return the factor by which a tensor was multiplied, as recorded."""
     return getattr(x, "multiplied_by", 1.0)
 
 
 def _factor(name: str, args: tuple[Any, ...]) -> float:
-    """Return the number that an operation multiplies by, or 1."""
+    """Return the factor by which an operation multiplies, or 1."""
     by = args[1] if name in SCALING and len(args) > 1 else 1.0
     if isinstance(by, Tensor) and by.numel() == 1:
         by = by.item()

@@ -1,4 +1,4 @@
-"""A saved model is the model."""
+"""A reloaded model is the same model."""
 
 import copy
 
@@ -13,18 +13,23 @@ from ...running.variant import Copy, Variant, build, changeable, redraw_zeros
 from ...running.ways import TRAIN
 from ..check import Subject, check
 
-FORWARDS = 3  # in train mode, before the last reload
+FORWARDS = 3  # calls in train mode before the last reload
 
 
-@check(needs="weights")
+@check(needs="weights", weight=1.5)
 def check_state_dict(subject: Subject) -> str:
     """A reloaded copy computes the same function.
 
-    Why: what is not a parameter and no saved buffer is lost in a checkpoint;
-    and what was computed from weights is wrong when others are loaded.
-    How: a model is evaluated and trained a little; a copy of its state goes
-    into one with scrambled weights, again after more training, and again
-    after some forwards in train mode, which may move buffers.
+    Why: a tensor that is neither a parameter nor a saved buffer is lost in a
+    checkpoint. A tensor that was computed from weights is wrong once other
+    weights are loaded.
+    How: a model is evaluated and trained a little. A copy of its state is then
+    loaded into a model with scrambled weights. This is repeated after more
+    training, and after forwards in train mode, which may change buffers.
+    If it fails: a tensor that is neither a parameter nor a saved buffer is
+    lost. Register it. "Still in use": drop tensors that were computed from
+    weights (merged adapters, tables) in train() and when other weights are
+    loaded.
     Reports: modules in a plain list, which PyTorch does not see.
     """
     subject.require_no_state()
@@ -42,15 +47,16 @@ def check_state_dict(subject: Subject) -> str:
         ("", f"some state is not saved, or {old}"),
         (", after it was evaluated", old),
     ):
-        model.train(True)  # some override it without a default
+        # pass True, because some models override train() without a default
+        model.train(True)
         redraw_zeros(model, generator)
-        with torch.no_grad():  # in place, as an optimiser does
+        with torch.no_grad():  # in place, as an optimiser changes weights
             for parameter in model.parameters():
                 own = local(parameter)
                 if parameter.requires_grad and is_plain(type(own)):
                     own.mul_(1.1)
         expected = variant.scores(tokens)
-        variant.start_again()  # the call may have changed a buffer
+        variant.start_again()  # undo changes of buffers by the call
         _require_same(reloaded, model, tokens, expected, times, why)
     saved = model.state_dict().keys()
     if moved := _train(variant, tokens):
@@ -70,7 +76,7 @@ def _require_same(
     when: str,
     why: str,
 ) -> None:
-    """Load a model's state into another one, which must give its scores."""
+    """Load a model's state into another model, and require equal scores."""
     state = copy.deepcopy(model.state_dict())
     reloaded.start_again()
     try:
@@ -79,7 +85,8 @@ def _require_same(
         raise AssertionError(
             f"a copy does not load the state: {sentence(error)}"
         ) from error
-    reloaded.copy.built = None  # it starts from what was loaded
+    # from now on the loaded state is the copy's first state
+    reloaded.copy.built = None
     scores = reloaded.scores(tokens)
     size = float(gaps(scores.nan_to_num(), expected.nan_to_num()).max())
     if size > floor(expected):
@@ -90,14 +97,14 @@ def _require_same(
 
 
 def _train(variant: Variant, tokens: Tensor) -> list[str]:
-    """Call a model in train mode; return the buffers that this changes."""
+    """Call a model in train mode; return the buffers that it changes."""
     buffers = dict(variant.model.named_buffers())
     before = {name: b.clone() for name, b in buffers.items()}
     training, seed = variant.run_as(TRAIN), variant.subject.seed
     try:
         for count in range(FORWARDS):
             training.answer(tokens, go_on=True, seed=seed + count)
-    except ModelRaised:  # it may need targets there
+    except ModelRaised:  # a model may require targets in train mode
         return []
     return [
         name
@@ -108,7 +115,7 @@ def _train(variant: Variant, tokens: Tensor) -> list[str]:
 
 @torch.no_grad()
 def _scramble(model: nn.Module, generator: torch.Generator) -> None:
-    """Replace all that a state dict should bring back."""
+    """Replace all values that a state dict should restore."""
     saved = model.state_dict().keys()
     buffers = [b for name, b in model.named_buffers() if name in saved]
     tensors = [*map(local, (*model.parameters(), *buffers))]

@@ -1,4 +1,4 @@
-"""The ends of the vocabulary."""
+"""Ids up to the ends of the vocabulary work, and others raise."""
 
 from itertools import product
 
@@ -14,30 +14,35 @@ from ...running.tokens import rows_at_once
 from ...running.variant import Variant, doubled, larger, own, redraw_zeros
 from ..check import Subject, check
 from ..embedding import Lookups
-from ..limits import on_cpu, refusal
+from ..refusals import on_cpu, refusal
 
-SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
-ENDS_OF_IDS = 16  # of a heavy model, the first and the last ids are tried
-EXCLUDED = 100  # a score so far below the highest leaves no probability
-ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
+# most rows of a table beyond the vocabulary, which pad it to a multiple
+SPARE = 128
+ENDS_OF_IDS = 16  # how many first and last ids of a heavy model are tried
+EXCLUDED = 100  # a score this far below the highest one leaves no probability
+ALL_IDS = 1 << 36  # every id is tried if parameters times ids are fewer
 
 
-@check()
+@check(weight=1.5)
 def check_vocabulary(subject: Subject) -> str:
     """Every id in [0, vocab) works, and an id outside raises.
 
-    Why: an id that wraps around or is clamped is another token's text.
-    How: all ids, or of a large model some; then vocab, vocab + 100 and -1 in
-    the first and last place, behind spare rows of the table; on the CPU. Of
-    two scores that never move no training can tell the ids apart.
-    Reports: karpathy/nanoGPT pads to 50304 ids, some of no tokenizer.
+    Why: an id that wraps around or is clamped is read as another token.
+    How: all ids are tried, or some for a large model. Then -1, vocab and vocab
+    + 100 are tried as first and last token, on the CPU. If the token table has
+    spare rows, the latter two count from its end. The check also fails if the
+    scores of two ids never move, because training cannot distinguish them.
+    If it fails: use an nn.Embedding of exactly vocab_size rows. The report
+    counts padding rows. If the scores of two ids never move, the head lacks
+    them. If two ids can be exchanged in any text, they read the same row.
+    Reports: in karpathy/nanoGPT, padding adds ids that no tokenizer has.
     """
     vocab = subject.vocab_size
     generator = subject.generator()
     variant = on_cpu(subject)
     ids = _ids_to_try(subject, generator)
     time = subject.lengths.fit(64)
-    # the last row is filled up with the first ids
+    # all ids in rows; the first ids fill up the last row
     rows = ids.repeat(time)[: time * -(-len(ids) // time)].view(-1, time)
     for part in rows.split(max(1, (1 << 24) // (time * vocab))):
         scores = variant.scores(part)
@@ -55,7 +60,8 @@ def check_vocabulary(subject: Subject) -> str:
     spare = end - vocab if vocab < end < vocab + SPARE else 0
     rest = f"; the token table has {spare} rows to spare" if spare else ""
     outside: tuple[int, ...] = vocab + spare, vocab + spare + 100, -1
-    if current() is not None:  # where one rank refuses, the others would wait
+    # not on several ranks: if one rank raises, the others would wait for it
+    if current() is not None:
         outside, rest = (), f"{rest}; no id outside, on several ranks"
     for id, position in product(outside, sorted({0, short - 1})):
         tokens = subject.draw(2, short, generator)
@@ -71,7 +77,7 @@ def check_vocabulary(subject: Subject) -> str:
 
 
 def _require_distinct(variant: Variant) -> str:
-    """Return which scores never move; raise where ids share such a score."""
+    """Return a note on an id whose score never moves; raise for several."""
     subject = variant.subject
     scores = variant.scores(subject.draw(3, 8)).flatten(0, 1)
     still = (scores == scores[0]).all(0)
@@ -83,17 +89,20 @@ def _require_distinct(variant: Variant) -> str:
     if len(ids) > 1 and not still.all():
         raise AssertionError(
             f"the scores of ids {', '.join(map(str, ids[:4]))} (of "
-            f"{len(ids)}) are the same whatever the tokens: no training "
-            f"tells these ids apart"
+            f"{len(ids)}) are the same for all tokens: no training can "
+            f"distinguish these ids"
         )
     return "".join(f"; the score of id {i} never moves" for i in ids)
 
 
 def _require_told_apart(subject: Subject, ids: Int[Tensor, "ids"]) -> None:
-    """Raise where no score moves when one id takes another's place.
+    """Raise if no score moves when one id replaces another.
 
-    With weights drawn again the two whose scores are nearest are tried.
+    Only two ids are tried: those with the nearest scores after a short text.
+    The matrices have redrawn weights if the model can be copied.
     """
+    if subject.heavy:
+        subject.kept.clear()  # the next copy needs the memory of these
     variant, generator = own(subject), subject.generator()
     if subject.is_module and subject.builder.can_copy:
         model = doubled(subject, variant.model)
@@ -115,15 +124,15 @@ def _require_told_apart(subject: Subject, ids: Int[Tensor, "ids"]) -> None:
     pair = [variant.scores(base.scatter(1, at, i)) for i in (one, other)]
     if not differ(*pair):
         raise AssertionError(
-            f"ids {one} and {other} are one to the model: no score moves "
-            f"where one takes the other's place"
+            f"ids {one} and {other} are the same to the model: no score "
+            f"changes when one replaces the other"
         )
 
 
 def _ids_to_try(
     subject: Subject, generator: torch.Generator
 ) -> Int[Tensor, "ids"]:
-    """Return all ids, or of a large model ends, powers of two and some."""
+    """Return all ids, or for a large model the ends and some others."""
     vocab = subject.vocab_size
     if subject.parameters * vocab <= ALL_IDS and vocab <= 1 << 14:
         return torch.arange(vocab)

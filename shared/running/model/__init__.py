@@ -1,1 +1,1 @@
-"""How a model is built, called, read and sized: what a Subject records."""
+"""Build and call a model, read its answer, and find its sizes."""

@@ -1,4 +1,4 @@
-"""How a model is built again for each check: by its factory, or as a copy."""
+"""Build a model again for each check, by its factory or as a copy."""
 
 import copy
 import functools
@@ -20,11 +20,12 @@ from ..context import callers_device, isolated, modes_kept
 from ..errors import HookRaised, UnusableModel, place_of, sentence
 from ..ranks import together
 from .kept_state import KeptState, other_in_copy, parted_by_copy
+from .reach import count_as_theirs
 from .sizes import GIVEN_WINDOW
 
 # --- Models in wrappers ------------------------------------------------------
 
-WRAPPERS = (  # each has its model in .module
+WRAPPERS = (  # each wrapper has its model in .module
     nn.DataParallel,
     nn.parallel.DistributedDataParallel,
     torch.optim.swa_utils.AveragedModel,
@@ -32,7 +33,7 @@ WRAPPERS = (  # each has its model in .module
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the module inside torch.compile, data parallelism, averages."""
+    """Return the module inside wrappers of torch.compile, DDP or averaging."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
@@ -46,7 +47,7 @@ AS_FUNCTION = "or a function of the ids: lambda ids: model(ids)"
 
 
 def require_module(model: nn.Module) -> None:
-    """Refuse a module without weights, lines or modes of its own."""
+    """Refuse a traced or exported module, or one without shapes or modes."""
     name = type(model).__name__
     traced = torch.jit.TopLevelTracedModule
     try:
@@ -54,7 +55,7 @@ def require_module(model: nn.Module) -> None:
     except TypeError as error:
         raise UnusableModel(
             f"PyTorch cannot list the parts of {name} ({sentence(error)}): a "
-            f"class with __eq__ needs a __hash__, too"
+            f"class with __eq__ needs a __hash__ as well"
         ) from None
     if any(isinstance(part, traced) for part in parts):
         raise UnusableModel(
@@ -72,7 +73,7 @@ def require_module(model: nn.Module) -> None:
     try:
         with modes_kept([model]):
             model.train(model.training)
-    except NotImplementedError as error:  # as torch.export's modules do
+    except NotImplementedError as error:  # raised by modules of torch.export
         raise UnusableModel(
             f"{name} has no train and eval mode ({sentence(error)}): give "
             f"the model before torch.export, {AS_FUNCTION}"
@@ -83,7 +84,7 @@ def require_module(model: nn.Module) -> None:
 
 Model = Callable[..., Any]
 
-CASTS = {  # names of nn.Module's methods
+CASTS = {  # methods of nn.Module that cast, by dtype
     torch.float64: "double",
     torch.bfloat16: "bfloat16",
     torch.float16: "half",
@@ -91,7 +92,7 @@ CASTS = {  # names of nn.Module's methods
 
 
 class Builder:
-    """Builds a model again, so that no check meets what another changed."""
+    """Builds a model again, so that no check sees another check's changes."""
 
     def __init__(
         self,
@@ -106,35 +107,38 @@ class Builder:
                 f"{type(given).__name__}"
             )
         self.seed, self.window = seed, window
-        self.notes: list[str] = []  # for the reader of a report
-        self.states: Any = None  # see proof/runs.py
+        self.notes: list[str] = []  # sentences for the report
+        self.states: Any = None  # the proof's States, see proof/runs.py
         self.in_double: dict[bool, bool] = {}  # see `variant.in_double`
+        self.scarce: str | None = None  # see `variant.scarce`
         self.given, self.outer = self._as_written(given), given
-        # where models are moved to; at first where the first one is
+        # the device of each model; by default, the device of the first model
         self.device = None if device is None else torch.device(device)
-        self.fresh = is_factory(given)  # with untrained weights
-        self.can_copy = True  # so that copies have modules of their own
+        self.fresh = is_factory(given)  # whether a factory makes fresh weights
+        self.can_copy = True  # whether to copy instead of building again
         self.original: nn.Module | None = None
-        # what all models share, as it was before the first call
+        # state that models share (class attributes, globals), saved before any
+        # call
         self.shared: KeptState | None = None
         self._first: Callable[[], Any] | None = None
+        self._compared: nn.Module | None = None  # whose copy was compared
 
     def build(
         self,
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> Model:
-        """Return the model again.
+        """Build the model again, and return it.
 
         Args:
-            seed: of its weights, if another.
-            device: where it goes, if elsewhere.
+            seed: another seed for the model's weights.
+            device: another device for the model.
         """
         if seed is None and self.original is not None:
-            return deep_copy(self.original).to(device or self.device)
+            return self._copied(self.original).to(device or self.device)
         with isolated(self.seed if seed is None else seed), callers_device():
             model = self._make() if self.fresh else self._copy(self.given)
-            elsewhere = torch.empty(0)  # of a model without tensors
+            elsewhere = torch.empty(0)  # for a model without tensors
         if self.device is None:
             parts = model if isinstance(model, nn.Module) else nn.Module()
             tensors = [*parts.parameters(), *parts.buffers(), elsewhere]
@@ -142,33 +146,35 @@ class Builder:
         elif isinstance(model, nn.Module):
             model = model.to(device or self.device)
         if self.window is not None:
-            with suppress(Exception):  # a traced module takes none
+            with suppress(Exception):  # a traced module refuses new attributes
                 setattr(model, GIVEN_WINDOW, self.window)
         for part in model.modules() if isinstance(model, nn.Module) else ():
-            # fully_shard, of the model or of its blocks: weights can change
+            # let FSDP gather the weights in each forward pass, because checks
+            # may have changed the shards
             reshard: Any = getattr(part, "set_reshard_after_forward", None)
             if reshard is not None:
                 reshard(True)
         return model
 
     def keep_shared(self, model: Model) -> None:
-        """Keep what code shares, before a model is called for the first time.
+        """Save the state that models share, before the first call of a model.
 
-        Attributes of classes and names of files: a first call may set them.
+        A first call may set attributes of classes and globals of files.
         """
         if isinstance(model, nn.Module):
             kinds = dict.fromkeys(type(part) for part in model.modules())
             self.shared = KeptState([*kinds])
 
     def put_back_shared(self) -> None:
-        """Put that back, as in a program that has called no model."""
+        """Restore the shared state to what it was before the first call."""
         if self.shared is not None:
             self.shared.put_back(always=True)
 
     def program(self) -> Model:
         """Return the model as its user runs it, in its wrappers.
 
-        One that was passed in is not a copy: what it holds is to be put back.
+        A model that the user gave is not copied, so the caller must restore
+        it.
         """
         if not self.fresh:
             return self.outer
@@ -177,10 +183,10 @@ class Builder:
         return model.to(self.device) if hasattr(model, "to") else model
 
     def keep(self, model: Model) -> Model:
-        """Copy a model from now on, and return a copy: building takes long."""
+        """From now on, copy a model instead of building it; return a copy."""
         if self.fresh and isinstance(model, nn.Module):
             with suppress(Exception):
-                copied = deep_copy(model)
+                copied = self._copied(model)
                 self.original = model
                 return copied
         return model
@@ -200,14 +206,15 @@ class Builder:
                 f"{name} returned no model but {type(model).__name__}"
             )
         if self._first is not None and self._first() is model:
-            return self._copy(model)  # the factory keeps its model
+            return self._copy(model)  # the factory returned it before
         if self._first is None and isinstance(model, nn.Module):
             self._first = weakref.ref(model)
         return self._as_written(model)
 
     def _as_written(self, model: Model) -> Model:
-        """Return the module inside wrappers; `isolated` unwraps its parts."""
+        """Return the module inside its wrappers, with a note if compiled."""
         inner = unwrapped(model)
+        count_as_theirs(inner)
         if not isinstance(model, nn.Module):
             return inner
         require_module(inner)
@@ -217,7 +224,7 @@ class Builder:
         ):
             note = (
                 "the model is checked as it is written, not as compiled: "
-                "check_causality alone compares the two programs"
+                "only check_causality compares the two programs"
             )
             if note not in self.notes:
                 self.notes.append(note)
@@ -226,21 +233,28 @@ class Builder:
     def _copy(self, model: Model) -> Model:
         if not isinstance(model, nn.Module) or not self.can_copy:
             return model
+        count_as_theirs(model)
         try:
-            return deep_copy(model)
+            return self._copied(model)
         except Exception as error:
             self._give_up(f"the model cannot be copied ({sentence(error)})")
             return model
 
+    def _copied(self, model: nn.Module) -> nn.Module:
+        """Copy a model; only the first copy is compared with it."""
+        copied = deep_copy(model, compare=model is not self._compared)
+        self._compared = model
+        return copied
+
     def require_own_modules(self, model: Any, called: list[nn.Module]) -> None:
-        """Give up copying where a copy calls modules of its original."""
+        """Stop copying if a copy calls modules of its original."""
         source = self.original or self.given
         if not isinstance(source, nn.Module) or model is source:
             return
         parts = {*called} - {*model.modules()}
         shared = sorted(n for n, m in source.named_modules() if m in parts)
         if shared and self.original is not None:
-            self.original = None  # each is built again
+            self.original = None  # from now on, build the model again instead
         elif shared:
             self._give_up(
                 f"a copy still calls {', '.join(shared[:3])} of the original "
@@ -255,14 +269,19 @@ class Builder:
         )
 
 
-def deep_copy(model: nn.Module) -> nn.Module:
-    """Copy a model with the hooks on its gradients, which torch leaves out.
+def deep_copy(model: nn.Module, compare: bool = True) -> nn.Module:
+    """Copy a model with the hooks on its gradients, which deepcopy omits.
 
-    A buffer that a function of the model reads as well is not copied: the
-    copy has the same one.
+    A buffer that a function of the model also reads is not copied: the copy
+    and the original share it.
+
+    Args:
+        model: the model.
+        compare: whether each value of the copy must equal the model's.
 
     Raises:
-        ValueError: where a copy would separate a parameter from its reader.
+        ValueError: if a copy would still use a parameter of the original, or
+            if one of its values differs.
     """
     _require_own_memory(model)
     copied = copy.deepcopy(model)
@@ -271,7 +290,7 @@ def deep_copy(model: nn.Module) -> nn.Module:
         raise ValueError(why)
     if shared:
         copied = copy.deepcopy(model, {id(t): t for t in shared})
-    if other := other_in_copy(model, copied):
+    if compare and (other := other_in_copy(model, copied)):
         raise ValueError(f"a copy has another {other}")
     pairs = zip(model.parameters(), copied.parameters(), strict=True)
     for parameter, twin in pairs:
@@ -281,7 +300,7 @@ def deep_copy(model: nn.Module) -> nn.Module:
 
 
 def _require_own_memory(model: nn.Module) -> None:
-    """Refuse an array in a tensor's memory: their copies would part."""
+    """Refuse arrays that share a tensor's memory, because copies would not."""
     held = [
         value
         for module in model.modules()
@@ -290,7 +309,7 @@ def _require_own_memory(model: nn.Module) -> None:
     arrays = [value for value in held if isinstance(value, np.ndarray)]
     tensors = [v for v in held if isinstance(v, torch.Tensor) and v.is_cpu]
     for array, tensor in product(arrays, tensors):
-        with suppress(NotImplementedError):  # it has no storage
+        with suppress(NotImplementedError):  # a tensor that has no storage
             memory, start = tensor.untyped_storage(), array.ctypes.data
             apart = start - memory.data_ptr()
             if -array.nbytes < apart < memory.nbytes():
@@ -298,7 +317,7 @@ def _require_own_memory(model: nn.Module) -> None:
 
 
 def is_factory(given: Model) -> bool:
-    """Whether a callable builds a model: it takes no arguments."""
+    """Return whether a callable is a factory, which takes no arguments."""
     if isinstance(given, nn.Module):
         return False
     try:
@@ -311,7 +330,7 @@ def is_factory(given: Model) -> bool:
                 f"model, or a function without arguments that builds one"
             ) from None
         return False
-    # what takes any arguments at all takes tokens, unless it is a class
+    # a function with *args takes tokens; a class with *args builds a model
     kinds = {p.kind for p in signature.parameters.values()}
     built = given.func if isinstance(given, functools.partial) else given
     return (
@@ -332,15 +351,15 @@ def name_of(given: Model) -> str | None:
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast a model as .double() and .bfloat16() do, in place."""
-    if isinstance(model, torch.jit.ScriptModule):  # it has no other way
+    """Cast a model in place, as .double() and .bfloat16() do."""
+    if isinstance(model, torch.jit.ScriptModule):  # .double() has no effect
         return model.to(dtype)
     # .to(dtype) would make complex buffers real as well
     return getattr(model, CASTS[dtype])()
 
 
 def is_mapped() -> bool:
-    """Whether vmap runs: no number can be read there."""
+    """Return whether vmap is running, under which no tensor can be read."""
     return torch._C._functorch.maybe_current_level() is not None
 
 
@@ -350,9 +369,9 @@ def hooked(
     after: Callable[..., Any],
     before: Callable[..., Any] | None = None,
 ) -> Iterator[None]:
-    """Call a function after each call of modules inside, one before it.
+    """Call functions before and after each module call in the body.
 
-    Scripted modules take no hooks, and are passed over.
+    Scripted modules do not accept hooks, and are left out.
     """
 
     def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -361,7 +380,7 @@ def hooked(
                 return None
             try:
                 return hook(*given)
-            except AssertionError:  # ModelRaised, of a module it calls
+            except AssertionError:  # a ModelRaised from an inner module
                 raise
             except Exception as error:
                 raise HookRaised(sentence(error)) from error
@@ -386,13 +405,14 @@ def hooked(
 
 @contextmanager
 def called_modules() -> Iterator[list[nn.Module]]:
-    """Collect the modules that are called inside."""
+    """Collect the modules that are called in the body."""
     called: list[nn.Module] = []
 
     def note(module: nn.Module, args: object) -> None:
         called.append(module)
 
     with register_module_forward_pre_hook(note), warnings.catch_warnings():
-        # parts that are compiled run as written: no hook fires twice
+        # compiled parts run as written so that no hook fires twice: hide the
+        # warning of torch.compile about that
         warnings.filterwarnings("ignore", "Using `torch.compile")
         yield called

@@ -1,4 +1,4 @@
-"""How a model is called, and how its answer is read."""
+"""Call a model, and read its answer."""
 
 import dataclasses
 import inspect
@@ -27,34 +27,34 @@ IN_ARRAYS = "written in arrays: gradients cannot pass"
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array, and no tensor of torch's."""
+    """Return whether a value is an array, not a torch tensor."""
     return not isinstance(value, Tensor | type) and (
         hasattr(value, "__array__") or hasattr(value, "__dlpack__")
     )
 
 
 def as_tensor(array: Any) -> Tensor | None:
-    """Return a copy of an array on the CPU; None: it holds no numbers."""
+    """Return a copy of an array on the CPU, None if it has no numbers."""
     try:
         if hasattr(array, "__array__"):
             copy = np.array(array)
             if copy.dtype.kind in "biufc":
-                # torch has neither foreign byte orders nor long doubles
+                # cast first: torch lacks foreign byte orders and long doubles
                 wide = copy.dtype.itemsize > 8 and copy.dtype.kind == "f"
                 native = copy.dtype.newbyteorder("=")
                 copy = copy.astype(np.float64 if wide else native)
                 return torch.from_numpy(copy)
-        # NumPy has no bfloat16
+        # not through NumPy, which has no bfloat16
         return torch.from_dlpack(array).cpu().clone()
     except (BufferError, RuntimeError, TypeError, ValueError):
         return None
 
 
 def shared_default(model: Model) -> str:
-    """Say which default of a forward all calls share, if one is not empty.
+    """Describe a default argument that earlier calls may have changed, or "".
 
-    A list or dict in the signature is made once: what a call leaves in it is
-    there in the next one.
+    Python makes a list or dict in the signature only once, so a call finds the
+    items that earlier calls have put into it.
     """
     parts = model.modules() if isinstance(model, nn.Module) else [model]
     functions = (getattr(type(part), "forward", part) for part in parts)
@@ -70,20 +70,20 @@ def shared_default(model: Model) -> str:
     return ""
 
 
-# --- Scores behind a loss ----------------------------------------------------
+# --- Scores before a loss ----------------------------------------------------
 
-# Functions that a model which returns a loss alone gives its scores to.
+# Functions to which a model that returns only a loss passes its scores.
 COMPARING = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
 
 
 class Comparisons:
-    """Keeps the tensors that a model gives to its cross-entropy."""
+    """Records the tensors that a model passes to its cross-entropy."""
 
     def __init__(self) -> None:
         self.kept: dict[str, list[Tensor]] = {name: [] for name in COMPARING}
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a function, and keep what a cross-entropy is given."""
+        """Call a function, and record the arguments of a cross-entropy."""
         kept = self.kept.get(name)
         given = [*args[:1], kwargs.get("input")]
         if kept is not None:
@@ -91,7 +91,7 @@ class Comparisons:
         return func(*args, **kwargs)
 
     def scores(self, count: int) -> list[Tensor]:
-        """Return what may be scores of so many tokens, compared in chunks."""
+        """Return the tensors that may be the scores of `count` tokens."""
         found = next(filter(None, self.kept.values()), [])
         if len(found) > 1 and sum(map(len, found)) == count:
             return [torch.cat(found)]
@@ -104,10 +104,10 @@ TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
 TARGETS = re.compile(
     r"y|((lm|next|shifted)_)?(targets?|labels?)(_(ids?|seqs?|tokens?))?"
 )
-# Methods that return scores where the model's own call returns a loss alone.
+# Methods that return scores if the model's forward returns only a loss.
 SCORERS = ("forward_logits", "get_logits", "compute_logits", "logits")
 LOG_PROBS = "log_probs"
-# What a model must be given next to tokens, as its users give it.
+# Arguments that a model may require besides tokens, with the usual values.
 REQUIRED: dict[str, Callable[[Tensor], Any]] = {
     MASK: torch.ones_like,
     "start_pos": lambda tokens: 0,
@@ -116,38 +116,38 @@ REQUIRED: dict[str, Callable[[Tensor], Any]] = {
 
 @dataclass(frozen=True)
 class Caller:
-    """Calls a model as its signature asks."""
+    """Calls a model as its signature requires."""
 
-    method: str | None  # that is called, not the model: log_probs, or scores
-    token_name: str | None  # the ids' keyword; None: they go by position
+    method: str | None  # called instead of the model: log_probs, or a SCORER
+    token_name: str | None  # keyword of the ids; None: given by position
     takes_mask: bool
-    target_name: str | None  # the targets' keyword in the model's own call
-    own_token_name: str | None  # the ids' keyword there
-    # what each call gets next to the ids, made from these
+    target_name: str | None  # keyword of the targets in the model's forward
+    own_token_name: str | None  # keyword of the ids in the model's forward
+    # further arguments of each call, made from the ids
     given: dict[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     time_first: bool = False
-    alone: bool = False  # it takes the ids of one text, (time,)
-    optional: tuple[str, ...] = ()  # arguments that are None unless given
-    # alternatives of each argument with a default, each next to its like
+    alone: bool = False  # whether the model takes one text, (time,)
+    optional: tuple[str, ...] = ()  # arguments that default to None
+    # for each argument with a default, its alternative forms (see Input)
     forms: tuple[list[list[Input]], ...] = ()
-    inputs: tuple[Input, ...] = ()  # those that the model answers
-    never: tuple[str, ...] = ()  # arguments that the user says are never given
-    arguments: tuple[str, ...] = ()  # next to tokens and targets, defaulted
-    own_arguments: tuple[str, ...] = ()  # in the model's own call alone
-    arrays: bool = False  # tensors are refused: it gets NumPy's arrays
-    no_gradients: str = ""  # why none is recorded here
-    # whether scores are what the call compares with targets: it returns none
+    inputs: tuple[Input, ...] = ()  # the forms that the model accepts
+    never: tuple[str, ...] = ()  # names of arguments that are never given
+    arguments: tuple[str, ...] = ()  # names of arguments with defaults
+    own_arguments: tuple[str, ...] = ()  # names that only forward takes
+    arrays: bool = False  # whether the model gets NumPy arrays
+    no_gradients: str = ""  # why no gradients can be recorded
+    # whether scores are read from the arguments of the loss function
     compared: bool = False
-    # whether the call leaves out the last position: it gets one token more
+    # whether the model leaves out the last position, so that calls add a token
     shifts: bool = False
-    # the user's own makers of arguments, for another method of the model
+    # the user's functions that make arguments, for calls of another method
     theirs: Mapping[str, Any] = field(default_factory=dict)
-    # which part of an answer is judged: a path as "heads.1", or a function
-    output: str | Callable[[Any], Any] | None = None
+    # the part of an answer to check: a path ("heads.1"), a number, a function
+    output: str | int | Callable[[Any], Any] | None = None
 
     @property
     def log_probs(self) -> bool:
-        """Whether what is called promises log-probabilities."""
+        """Return whether the called method promises log-probabilities."""
         return self.method == LOG_PROBS
 
     def call(
@@ -157,7 +157,7 @@ class Caller:
         extra: Mapping[str, Any] | None = None,
         own: bool = False,
     ) -> Any:
-        """Return a model's answer; own: of the model, not of its log_probs."""
+        """Call a model and return its answer; `own` bypasses its log_probs."""
         method = None if own else self.method
         function = getattr(model, method) if method else model
         name = self.own_token_name if own else self.token_name
@@ -169,7 +169,7 @@ class Caller:
         (rows, time), given = tokens.shape, self.arranged(tokens)
         for key, value in extra.items():
             if isinstance(value, Tensor) and (
-                # masks and targets, not the numbers of a cache
+                # only masks and targets have the shape of tokens
                 value.shape == tokens.shape
                 or (key == MASK and value.ndim == 2)
             ):
@@ -186,16 +186,16 @@ class Caller:
         return (*comparisons.scores(rows * (time - self.shifts)), loss)
 
     def chosen(self, answer: Any) -> Any:
-        """Return the part of an answer that the user wants judged.
+        """Return the part of an answer that the user wants checked.
 
         Raises:
-            ModelRaised: where an answer has no such part.
+            ModelRaised: if an answer lacks that part.
         """
         if self.output is None:
             return answer
         if callable(self.output):
             return self.output(answer)
-        keys = self.output.split(".")
+        keys = str(self.output).split(".")
         found = follow(
             answer, tuple(int(k) if k.isdigit() else k for k in keys)
         )
@@ -208,13 +208,13 @@ class Caller:
     def arranged(
         self, tokens: Shaped[Tensor, "batch time"]
     ) -> Shaped[Tensor, "*axes"]:
-        """Return ids, or numbers next to them, as the model takes them."""
+        """Return ids, or arguments of their shape, in the model's layout."""
         if self.alone:
             (tokens,) = tokens
         return tokens.mT.contiguous() if self.time_first else tokens
 
     def handed(self, value: Any) -> Any:
-        """Return an argument in the kind that the model takes."""
+        """Return an argument as an array if the model takes arrays."""
         if self.arrays and isinstance(value, Tensor):
             return value.detach().cpu().numpy()
         return value
@@ -226,7 +226,7 @@ def caller_of(
     time_first: bool,
     inputs: Mapping[str, Any] | None = None,
 ) -> Caller:
-    """Read from a signature how a model, or its method, is called.
+    """Derive from a signature how to call a model or its method.
 
     Raises:
         ValueError: for inputs that the call does not take.
@@ -235,7 +235,7 @@ def caller_of(
     function = own if callable(own) else model
     parameters, token_name = token_argument(function)
     own_names, own_token_name = token_argument(model)
-    ids = token_name or next(iter(parameters), None)  # perhaps by position
+    ids = token_name or next(iter(parameters), None)  # or the first argument
     own_ids = own_token_name or next(iter(own_names), None)
     target_name = next(filter(TARGETS.fullmatch, own_names), None)
     theirs = dict(inputs or {})
@@ -254,7 +254,7 @@ def caller_of(
         if name not in known and name not in own_names:
             raise ValueError(
                 f"inputs name {name}, which the call does not take: it takes "
-                f"{', '.join(known) or 'tokens alone'}"
+                f"{', '.join(known) or 'only tokens'}"
             )
         if maker != NEVER and not callable(maker):
             raise ValueError(
@@ -295,17 +295,17 @@ def caller_of(
 
 
 def maker_of(name: str) -> Callable[[Tensor], Any] | None:
-    """Return what makes an argument that is needed, if its name is known."""
+    """Return a function that makes a required argument with a known name."""
     return no_targets if TARGETS.fullmatch(name) else REQUIRED.get(name)
 
 
 def no_targets(tokens: Tensor) -> Tensor:
-    """Return targets of zeros, which losses take in int64 alone."""
+    """Return targets of zeros, in int64 as losses require."""
     return torch.zeros_like(tokens, dtype=torch.long)
 
 
 def _longer(value: Any, shape: torch.Size) -> Any:
-    """Return ids, or numbers next to them, with one position more."""
+    """Add a position to ids, or to an argument of their shape."""
     if not isinstance(value, Tensor) or value.shape != shape:
         return value
     return torch.cat([value, value[:, :1]], 1)
@@ -314,7 +314,7 @@ def _longer(value: Any, shape: torch.Size) -> Any:
 def named(
     parameters: Mapping[str, inspect.Parameter], more: Mapping[str, Any]
 ) -> dict[str, inspect.Parameter]:
-    """Return the arguments that go by name, with more where any may."""
+    """Return the arguments by name, including those that **kwargs takes."""
     found = dict[str, inspect.Parameter]()
     for name, p in parameters.items():
         if p.kind is p.VAR_KEYWORD:
@@ -329,7 +329,7 @@ def named(
 def token_argument(
     function: Model,
 ) -> tuple[dict[str, inspect.Parameter], str | None]:
-    """Return a model's arguments, and the name tokens go by, if any."""
+    """Return a model's arguments, and the keyword of its tokens, if any."""
     if isinstance(function, nn.Module):
         function = function.forward
     try:
@@ -352,14 +352,14 @@ def token_argument(
 
 # --- Answers -----------------------------------------------------------------
 
-SPARE = 128  # scores beyond the vocabulary, to pad it to a multiple
+SPARE = 128  # most scores beyond the ids, in a padded vocabulary
 SCORES = ("logits", "log_probs")
 LOSSES = ("loss",)
 
 Keys = tuple[str | int, ...]
 
 
-Form = tuple[str, ...]  # the axes of scores, by what they count
+Form = tuple[str, ...]  # the axes of scores, named by what they index
 BATCH_FIRST: Form = ("batch", "time", "vocab")
 TIME_FIRST: Form = ("time", "batch", "vocab")
 FORMS: tuple[Form, ...] = (  # the likeliest first
@@ -371,33 +371,37 @@ FORMS: tuple[Form, ...] = (  # the likeliest first
 
 
 def shape_of(form: Form, batch: int, time: int, vocab: int) -> tuple[int, ...]:
-    """Return the shape that scores of a form have."""
+    """Return the shape of scores whose axes are in the order of a form."""
     sizes = {"batch": batch, "time": time, "batch * time": batch * time}
     return tuple(sizes.get(axis, vocab) for axis in form)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the scores in each answer of one model."""
+    """Reads the scores in each answer of a model."""
 
-    path: Keys = ()  # to the scores in an answer
-    form: Form = BATCH_FIRST  # of their axes
-    width: int = 0  # scores at a position, as many as ids or more
+    path: Keys = ()  # keys from an answer to its scores
+    form: Form = BATCH_FIRST  # the order of the scores' axes
+    width: int = 0  # scores at a position: one for each id, or more
     vocab_size: int = 0  # number of ids
-    alike: int = 1  # how many tensors in an answer could be the scores
+    alike: int = 1  # how many tensors in the answer could be scores
     time_first: bool = False  # whether the model takes (time, batch)
+
+    @property
+    def where(self) -> str:
+        """Return the name of the scores in an answer, or "" for a tensor."""
+        return ".".join(map(str, self.path))
 
     def read(
         self, answer: Any, batch: int, time: int, strict: bool = False
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores in an answer, in the common form.
+        """Return the scores in an answer, as (batch, time, vocab).
 
-        Unless strict, axes of size 1 that the model drops are put back, and
-        scores of ids beyond its vocabulary are left out: they are the
-        matter of check_shape, and no other check should stumble over them.
+        Unless strict, dropped axes of size 1 are restored, and scores beyond
+        the vocabulary are cut off. So such answers fail only check_shape.
 
         Raises:
-            ModelRaised: where there are none of the right shape.
+            ModelRaised: if an answer has no scores of the right shape.
         """
         spare = self.width - self.vocab_size
         padded = 0 < spare < SPARE and self.width % 8 == 0
@@ -426,9 +430,9 @@ class Reader:
     def find(
         self, answer: Any, batch: int, time: int
     ) -> Float[Tensor, "batch time vocab"] | None:
-        """Return scores in an answer, wherever they are.
+        """Return the scores, which may be anywhere in an answer.
 
-        Those of the form that other answers have come first.
+        A tensor with its axes in the order of earlier answers is preferred.
         """
         size = (time, batch) if self.time_first else (batch, time)
         found = find_scores(answer, *size, self.width)
@@ -451,7 +455,7 @@ class Reader:
 def find_scores(
     answer: Any, batch: int, time: int, vocab: int
 ) -> list[tuple[Keys, Form]]:
-    """Return where in an answer there are scores, the likeliest first."""
+    """Return the places of scores in an answer, the likeliest first."""
     return [
         (path, form)
         for path, tensor in tensors_in(answer)
@@ -462,7 +466,7 @@ def find_scores(
 
 
 def tensors_in(answer: Any, path: Keys = ()) -> Iterator[tuple[Keys, Tensor]]:
-    """Yield the tensors of an answer; those called scores come first."""
+    """Yield the tensors of an answer; those named like scores come first."""
     if is_array(answer):
         answer = as_tensor(answer)
     if isinstance(answer, Tensor):
@@ -488,13 +492,13 @@ def _items(answer: Any) -> list[tuple[Any, Any]]:
 
 
 def follow(answer: Any, path: Keys) -> Any:
-    """Return what is at a path, an array as a tensor, or None."""
+    """Return the value at a path or None; an array becomes a tensor."""
     found = reach(answer, path)
     return as_tensor(found) if is_array(found) else found
 
 
 def reach(answer: Any, path: Keys) -> Any:
-    """Return what is at a path as it is, or None."""
+    """Return the value at a path, unchanged, or None."""
     for key in path:
         if isinstance(answer, Mapping):
             answer = answer.get(key)
@@ -508,7 +512,7 @@ def reach(answer: Any, path: Keys) -> Any:
 
 
 def find_loss(answer: Any) -> Float[Tensor, ""] | None:
-    """Return the one number that an answer holds: the loss."""
+    """Return the loss in an answer: a scalar, preferably one named loss."""
     for _, tensor in sorted(
         tensors_in(answer), key=lambda item: LOSSES[0] not in item[0]
     ):
@@ -518,7 +522,7 @@ def find_loss(answer: Any) -> Float[Tensor, ""] | None:
 
 
 def describe(answer: Any) -> str:
-    """Return the shapes in an answer, in a few words."""
+    """Return the shapes of the tensors in an answer, in a few words."""
     if isinstance(answer, Tensor):
         return f"shape {tuple(answer.shape)}"
     shapes = [tuple(tensor.shape) for _, tensor in tensors_in(answer)]

@@ -1,16 +1,17 @@
-"""What a call takes next to its tokens: each argument's kind, by its name.
+"""Make the arguments of a call besides its tokens, by their kinds and names.
 
-An argument is made from the tokens and from the layout of their rows (which
-are padded differently, and hold other documents), and given in the first of
-its forms that the model answers. Those that occur together in the field are
-given together, too (`together`). Never given, and no gap in what is tried, are
+An argument is made from the tokens and from the layout of their rows (the
+padding and the documents of each row). Each argument has several forms, and
+the model gets the first form that it accepts. Arguments that users give
+together are also tried together (`together`). The following arguments are left
+out on purpose:
 
 - caches: decoding is for check_cache;
-- what chooses the form of an answer or of a loss (ANSWER), but for flags;
-- embeddings, which take the place of the tokens (INSTEAD): a report names
-  them, since it is about ids;
-- arguments that a model refuses by an exception that names them, such as
-  states of an encoder where no layer attends to one.
+- arguments that select the form of a loss (ANSWER), except flags;
+- embeddings, which replace the tokens (INSTEAD): the checks give ids, and the
+  report names these arguments;
+- arguments that the model's exception names, such as encoder states if no
+  layer has cross-attention.
 """
 
 import inspect
@@ -29,7 +30,7 @@ from torch import Tensor
 from ..operations import FLEX
 from .sizes import all_declared
 
-Make = Callable[[Tensor], Any]  # from tokens (batch, time) to an argument
+Make = Callable[[Tensor], Any]  # makes an argument from tokens (batch, time)
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Layout:
     """How the rows of a call are laid out.
 
     Attributes:
-        places: of each row, in the batch whose arguments the rows get.
-        lengths: of the documents in each row.
+        places: for each row, the place in a batch for which its arguments are
+            made.
+        lengths: lengths of the documents in each row.
     """
 
     places: tuple[int, ...]
@@ -50,10 +52,10 @@ class Layout:
         return cls((*range(rows),), ((*lengths,),) * rows)
 
 
-Packed = Callable[[Tensor, Layout], Any]  # and from the layout of their rows
+Packed = Callable[[Tensor, Layout], Any]  # takes tokens and the layout
 
-# Arguments of a call that take the cache so far. The weak names also stand
-# for other things: only a value that the model itself returned is a cache.
+# Names of arguments that take the current cache. Those in WEAK have other uses
+# too: such an argument is a cache only if the model returned its value.
 STRONG = (
     *("past_key_values", "past_key_value", "kv_cache", "kv_caches"),
     *("layer_past", "past_kv", "past_kvs", "past", "caches", "cache_params"),
@@ -63,15 +65,15 @@ WEAK = (
     *("cache", "kv", "mems", "memory", "hidden", "hx", "state", "states"),
     "prev_hiddens",
 )
-STATES = ("cache_params", *WEAK[2:])  # of a recurrence: nothing to hide later
-# Names of arguments that may take a cache, which the user then names.
+STATES = ("cache_params", *WEAK[2:])  # caches that need no mask
+# Names of arguments that may take a cache, if the user declares one.
 CACHED = re.compile(r"cache|past|prev|hidden|state|mem|kv")
-# Flags without which no cache is filled, or none comes back.
+# Names of flags without which a model neither fills nor returns a cache.
 FLAG = re.compile(
     r"(use|with|return|output|enable)_?(kv_?)?"
     r"(cache|caches|kv|past|state|hidden|mems|intermediates|prev_hiddens)"
 )
-# Arguments that say where a piece starts, as a number or as positions.
+# Names of arguments for the start of a text piece: a number, or positions.
 NUMBERS = ("start_pos", "pos", "offset", "start_index", "past_length")
 STARTS = (*NUMBERS, "input_pos")
 OTHERS = "cache_position", "cache_age"
@@ -79,50 +81,51 @@ ENCODED, ENCODED_MASK = "encoder_hidden_states", "encoder_attention_mask"
 CACHES = {*STRONG, *WEAK, *STARTS, *OTHERS}
 
 ANSWER = re.compile(
-    r"(return|output)_\w+|(num_)?logits_to_keep|.*loss.*|.*reduction"
-    r"|ignore_index|label_smoothing|num_items_in_batch"
+    r"(\w+_)?loss(es)?|(\w+_)?reduction|ignore_index|label_smoothing"
+    r"|num_items_in_batch"
 )
+OF_ANSWERS = re.compile(r"(return|output)_")  # flags that set an answer's form
 INSTEAD = re.compile(r"(decoder_)?(inputs?|tokens?)_?embed(s|ding|dings)?")
-# Flags that say whether a model is causal: False is not a fault of a model's.
+# Flags that switch causality on or off; they keep their defaults.
 CAUSAL = re.compile(r"(is_|use_)?causal(_mask)?|bidirectional|is_decoder")
 MASK = "attention_mask"
-REFUSALS = ValueError, NotImplementedError  # of a call that is not supported
-SHOWN = {  # by a mask, as shares of the length
+REFUSALS = ValueError, NotImplementedError  # exceptions that refuse a call
+SHOWN = {  # start and end of what a mask shows in a row, as shares
     "a full": (0.0, 1.0),
     "a left-padded": (0.3, 1.0),
     "a right-padded": (0.0, 0.7),
 }
-PARTS = 1.0, 0.5, 0.0  # of such padding, in each of the rows of a batch
+PARTS = 1.0, 0.5, 0.0  # shares of the padding in rows 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Input:
-    """One form of an argument, or of some that belong together."""
+    """One form of an argument, or of arguments that belong together."""
 
-    name: str  # of the argument
-    kind: str  # of KINDS
-    words: str  # of a message
-    # the arguments by name, from tokens and the layout of their rows
+    name: str  # the argument's name
+    kind: str  # one of KINDS
+    words: str  # the argument in words, for messages
+    # returns the arguments by name, from tokens and the layout of their rows
     values: Callable[[Tensor, Layout], dict[str, Any]]
-    visible: tuple[float, float] | None = None  # by a mask, see SHOWN
-    single: bool = False  # whether a call takes one row
-    own: bool = False  # the model's own call takes it, its log_probs not
-    packed: bool = False  # whether it says where documents are
+    visible: tuple[float, float] | None = None  # what a mask shows, see SHOWN
+    single: bool = False  # whether a call with it takes only one row
+    own: bool = False  # whether only forward takes it, not log_probs
+    packed: bool = False  # whether it tells where documents are
     keeps: bool = False  # whether a call may leave a cache in the model
 
     @property
     def by_rows(self) -> bool:
-        """Whether each row has arguments that no other row changes."""
+        """Return whether a row's arguments are independent of other rows."""
         return not self.single and self.kind != USERS
 
     def make(
         self, tokens: Tensor, places: tuple[int, ...] = ()
     ) -> dict[str, Any]:
-        """Return the arguments by their names.
+        """Return the values of the arguments by name.
 
         Args:
-            tokens: that the call gets with them.
-            places: of the rows in their batch; (): the first ones.
+            tokens: tokens of the same call.
+            places: places of the rows in their batch; () means 0, 1, 2, ...
         """
         places = places or (*range(len(tokens)),)
         lengths = tuple(self.lengths(tokens.size(1), at) for at in places)
@@ -146,7 +149,7 @@ def positions(tokens: Tensor, layout: Layout) -> Tensor:
 
 
 def documents(tokens: Tensor, layout: Layout) -> Tensor:
-    """Return each token's document, counted from 0 in each row."""
+    """Return the number of each token's document, from 0 in each row."""
     rows = [
         torch.arange(len(n)).repeat_interleave(torch.tensor(n))
         for n in layout.lengths
@@ -159,13 +162,13 @@ def _one_row(tokens: Tensor, layout: Layout) -> Tensor:
 
 
 def _ends(tokens: Tensor, layout: Layout) -> Tensor:
-    """Return where documents start and end, in the rows behind each other."""
+    """Return where documents start and end, with all rows joined into one."""
     sizes = torch.tensor([0, *chain(*layout.lengths)], device=tokens.device)
     return sizes.cumsum(0).unique().int()
 
 
 def _seen(tokens: Tensor, layout: Layout) -> Tensor:
-    """Return which tokens each one sees: earlier ones of its document."""
+    """Return which tokens each token sees: those up to it in its document."""
     ids = _one_row(tokens, layout)
     return (ids.unsqueeze(1) == ids).tril()
 
@@ -175,14 +178,14 @@ def _four_axes(tokens: Tensor, layout: Layout) -> Tensor:
     return (ids.unsqueeze(2) == ids.unsqueeze(1)).tril().unsqueeze(1)
 
 
-@lru_cache(maxsize=64)  # it takes as long as a call of a small model
+@lru_cache(maxsize=64)  # because making a mask takes as long as a small call
 def _block_mask(
     lengths: tuple[tuple[int, ...], ...], device: torch.device
 ) -> Any:
-    """Return the mask of rows; (rows) is left out where they are alike."""
+    """Return a BlockMask for rows of these documents; equal rows share one."""
     make, time = sys.modules[FLEX].create_block_mask, sum(lengths[0])
     alike = len({*lengths}) == 1
-    with torch.inference_mode(False):  # a call that trains may get it as well
+    with torch.inference_mode(False):  # training calls may get it as well
         ids = documents(
             torch.empty(1, device=device),
             Layout((), lengths[: 1 if alike else None]),
@@ -204,7 +207,7 @@ def _positions(tokens: Tensor) -> Tensor:
 
 
 def labels(tokens: Tensor, layout: Layout | None = None) -> Tensor:
-    """Return ids 0 and 1: each row's are the same, of whatever length."""
+    """Return targets of 0 and 1 that do not depend on the rows' length."""
     at = _positions(tokens)
     return (7 * at + at // 3) % 2
 
@@ -216,8 +219,8 @@ def shown(
 ) -> Tensor:
     """Return 1 at the positions that a mask shows, and 0 elsewhere.
 
-    The rows of a batch are padded differently: the first one as the shares of
-    the length say, the next one by half as much, the third not at all.
+    The rows of a batch are padded differently: the first one by the given
+    shares of the length, the second half as much, the third not at all.
     """
     time, (first, last) = tokens.size(1), visible
     parts = [PARTS[at % len(PARTS)] for at in places or range(len(tokens))]
@@ -229,7 +232,7 @@ def shown(
 
 
 def _counted(mask: Tensor) -> Tensor:
-    """Return positions that do not count what a mask hides."""
+    """Return positions that count only the tokens that a mask shows."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
@@ -269,7 +272,7 @@ BLOCKS, AGAIN = "a BlockMask", "positions that start again"
 POSITIONS = r"pos|positions?|pos(ition)?_ids?"
 CU_SEQLENS = r"(cu_?seq_?lens?|max_?(seq_?len|length))(_(q|k|kv))?"
 WIDTHS = "hidden_size", "d_model", "n_embd"
-# By name: the kind, and the forms of its argument.
+# For each kind: a pattern of argument names, and functions that make forms.
 KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
     "positions": (POSITIONS, (positions,)),
     AGAIN: (POSITIONS, (positions,)),
@@ -280,6 +283,10 @@ KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
         (documents, lambda *of: documents(*of).int(), _one_row),
     ),
     "cu_seqlens": (CU_SEQLENS, ()),
+    "scores to keep": (
+        r"(num_)?logits_to_keep",
+        (lambda ids, layout: ids.size(1),),
+    ),
     "labels": (r"targets?|(shift_)?labels|y", (labels,)),
     BLOCKS: (
         r"\w*block_?masks?",
@@ -298,8 +305,9 @@ KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
     "states of an encoder": (ENCODED, ()),
     **dict.fromkeys((FLAGS, KEEPS, USERS, TOGETHER), ("", ())),
 }
-PACKED = AGAIN, "types of tokens", "documents", "cu_seqlens"  # two in a row
-CUTS = 1 / 2, 1 / 4, 3 / 4  # between the two, in each of the rows
+# kinds that tell where documents are
+PACKED = AGAIN, "types of tokens", "documents", "cu_seqlens"
+CUTS = 1 / 2, 1 / 4, 3 / 4  # start of the second document in rows 0, 1, 2
 NO_MASK = FOUR_AXES, PADDING, BLOCKS, AGAIN, TOGETHER, "labels"
 
 
@@ -312,7 +320,7 @@ def _kinds(name: str, parameter: inspect.Parameter) -> list[str]:
 
 
 def required(name: str, parameter: inspect.Parameter) -> Make | None:
-    """Return how an argument without a default is made, if it is known."""
+    """Return a function that makes an argument without a default, or None."""
     for kind in _kinds(name, parameter):
         if kind in ("positions", "documents", BLOCKS):
             make = KINDS[kind][1][0]
@@ -328,15 +336,16 @@ def inputs_of(
     theirs: Mapping[str, Make | Literal["never"]],
     own: bool = False,
 ) -> Iterator[list[list[Input]]]:
-    """Yield the forms of each argument that can be given.
+    """Yield the possible forms of each argument.
 
-    Those of a form are given next to each other, forms are alternatives.
+    A form is a list of Inputs, such as masks with different padding. The model
+    is called with each Input of the first form that it accepts.
 
     Args:
-        model: whose states have a width.
-        parameters: by their names, without those of tokens and targets.
-        theirs: the user's own makers.
-        own: whether the model's own call takes them, and its log_probs not.
+        model: the model, whose width the states of an encoder must have.
+        parameters: parameters by name, without tokens and targets.
+        theirs: the user's functions that make arguments.
+        own: whether only forward takes these parameters, and not log_probs.
     """
     for name, parameter in parameters.items():
         one, maker = partial(_input, name, own), theirs.get(name)
@@ -403,11 +412,11 @@ def _forms(
 
 
 def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
-    """Return the other states of a flag, or None for what is none."""
+    """Return a flag's values besides its default, None if it is no flag."""
     default = parameter.default
     said = str(getattr(parameter.annotation, "__name__", parameter.annotation))
     says_so = re.fullmatch(r"(\w+\.)?(Optional\[)?bool.*", said)
-    named_so = FLAG.fullmatch(name) or re.match("(return|output)_", name)
+    named_so = FLAG.fullmatch(name) or OF_ANSWERS.match(name)
     if default is None and (says_so or named_so):
         return [True] if named_so or passed_over(name) else [True, False]
     if not isinstance(default, bool):
@@ -416,12 +425,12 @@ def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
 
 
 def keeps(name: str) -> bool:
-    """Whether an argument has to do with a cache, which a call may fill."""
+    """Return whether an argument is for a cache that a call may fill."""
     return name in CACHES or bool(FLAG.fullmatch(name))
 
 
 def passed_over(name: str) -> bool:
-    """Whether an argument is no gap where it is not given: see above."""
+    """Return whether a name is that of a cache, loss option or embedding."""
     patterns = ANSWER, INSTEAD
     return name in CACHES or any(p.fullmatch(name) for p in patterns)
 
@@ -430,15 +439,15 @@ def passed_over(name: str) -> bool:
 
 
 def together(found: Sequence[Input], takes_mask: bool) -> Iterator[Input]:
-    """Yield arguments that calls in the field give together, as one.
+    """Yield combinations of arguments that real calls give, each as an Input.
 
-    Each other argument gets a mask of padding: on the left with
-    positions and flags of caches, as where a text is generated, else on the
-    right. Documents come with positions that start again.
+    Each argument is combined with a padding mask. Positions and flags of
+    caches get a mask for left padding, as in generation. Other arguments get a
+    mask for right padding. Documents are combined with positions that restart.
 
     Args:
-        found: the arguments that the model answers, each by itself.
-        takes_mask: whether the call takes a mask of padding.
+        found: the arguments that the model accepts separately.
+        takes_mask: whether the call takes a padding mask.
     """
     packed = _packed_with_positions(found)
     yield from packed
@@ -454,7 +463,7 @@ def together(found: Sequence[Input], takes_mask: bool) -> Iterator[Input]:
 
 
 def with_targets(found: Sequence[Input], takes_mask: bool) -> Iterator[Input]:
-    """Yield the arguments that a training call gives with its targets."""
+    """Yield arguments that are given with targets in a training call."""
     for how in ("a left-padded", "a right-padded") if takes_mask else ():
         yield replace(mask_input(how), kind=MASK_AND_TARGETS)
     for given in (*_packed_with_positions(found), *found):
@@ -463,14 +472,14 @@ def with_targets(found: Sequence[Input], takes_mask: bool) -> Iterator[Input]:
 
 
 def _packed_with_positions(found: Sequence[Input]) -> list[Input]:
-    """Return documents and positions that start again, as one."""
+    """Return documents and positions that restart, as one Input."""
     places = [i for i in found if i.kind == "positions"]
     packed = [i for i in found if i.kind in ("documents", "cu_seqlens")]
     return [_joined(packed[0], places[0])] if packed and places else []
 
 
 def mask_input(how: str) -> Input:
-    """Return a mask of padding, as SHOWN has it, as an argument."""
+    """Return the padding mask that has this name in SHOWN, as an Input."""
     visible = SHOWN[how]
     return Input(
         MASK,
@@ -482,7 +491,7 @@ def mask_input(how: str) -> Input:
 
 
 def _positions_of(mask: Input, given: Input) -> Input:
-    """Return a mask, and positions that do not count what it hides."""
+    """Return a mask, with positions that count only the visible tokens."""
 
     def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
         made = mask.values(tokens, layout)
@@ -493,7 +502,7 @@ def _positions_of(mask: Input, given: Input) -> Input:
 
 
 def _joined(*parts: Input) -> Input:
-    """Return several arguments as one."""
+    """Join several Inputs into one."""
 
     def values(tokens: Tensor, layout: Layout) -> dict[str, Any]:
         made = [part.values(tokens, layout) for part in parts]

@@ -1,12 +1,13 @@
-"""What a model holds: compared by name, and put back in place.
+"""Compare the state of a model by name, and restore it.
 
-A KeptState puts the same objects back, and writes their numbers into the
-memory that they had: a copy would separate a buffer from a function, a hook or
-a view that reads it.
+A KeptState restores the same objects, and writes their old values into their
+memory. If a buffer were replaced by a copy, functions, hooks and views would
+still read the changed buffer.
 """
 
 import operator
 import random
+import types
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,11 +21,11 @@ from torch import Tensor, nn
 
 from ..operations import parts_of
 from ..ranks import local
-from .reach import CALLABLE, GENERATORS, HOOKS, OWN, PLAIN, Walk
+from .reach import CALLABLE, GENERATORS, HOOKS, PLAIN, Walk
 
-SMALL = 4096  # numbers of a frozen parameter that is kept with the state
-LONG_LIST = 1000  # plain values of a container that share one name
-MOST_BYTES = 1 << 30  # of memory that is kept
+SMALL = 4096  # a frozen parameter up to this size belongs to the state
+LONG_LIST = 1000  # the plain values of a longer container are compared as one
+MOST_BYTES = 1 << 30  # most bytes of memory that are kept
 TOO_MANY = "more numbers than the kit keeps"
 
 # --- Values ------------------------------------------------------------------
@@ -34,56 +35,79 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Drawn:
-    """The state of a generator of Python's or NumPy's."""
+    """The state of a generator of Python or NumPy."""
 
     state: object
 
 
-def values_of(model: Any) -> Values:
-    """Return copies of all values that a model can reach, by name.
+def values_of(model: Any, for_later: bool = True) -> Values:
+    """Return all values that a model can reach, by name.
 
-    Parameters are left out: no forward trains them.
+    Parameters are left out, because a forward does not train them.
+
+    Args:
+        model: the model.
+        for_later: True if the values will be compared after later calls; then
+            tensors and arrays are copied. False if they are compared at once
+            with those of a copy of the model; then names with an id() are left
+            out, because a copy has other ids.
     """
-    walk, found = Walk(model), Values()
+    walk, found = Walk(model, by_id=for_later), Values()
     for holder in walk.holders:
         content = holder.read()
+        if not for_later:
+            content = {
+                k: v for k, v in content.items() if not holder.has_an_id(k)
+            }
         plain = {k: v for k, v in content.items() if isinstance(v, PLAIN)}
-        if len(plain) > LONG_LIST:  # it has one name
+        if len(plain) > LONG_LIST:  # too many to name each: one name for all
             found[holder.path], plain = [*plain.items()], {}
         for key, value in content.items():
             if key in plain:
                 found[holder.name(key)] = value
             elif not isinstance(value, PLAIN):
-                found.setdefault(holder.name(key), type(value))
+                found.setdefault(holder.name(key), _kind_of(value))
     for name, tensor in walk.tensors.items():
         with suppress(Exception):
             if not _is_weight(tensor):
-                found[name] = _copy_of(local(tensor).detach())
+                numbers = local(tensor).detach()
+                found[name] = _copy_of(numbers) if for_later else numbers
     for name, held in walk.arrays.items():
         if held.nbytes <= MOST_BYTES:
-            found[name] = held.copy()
+            found[name] = held.copy() if for_later else held
     for name, generator in walk.generators.items():
-        if not isinstance(generator, torch.Generator):  # its draws are seen
+        if not isinstance(generator, torch.Generator):  # modes see torch draws
             found[name] = Drawn(_state_of(generator))
     return found
 
 
+def _kind_of(value: Any) -> tuple[type, Any]:
+    """Return a value's type, and for a function also its code."""
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return types.FunctionType, value.__code__
+    if isinstance(value, types.BuiltinFunctionType):
+        return type(value), value.__qualname__
+    return type(value), value if isinstance(value, type) else None
+
+
 def _copy_of(tensor: Tensor) -> Any:
-    """Return a copy of a tensor; of a large one how often it was written."""
+    """Return a tensor's copy, or for a large tensor its count of writes."""
     if tensor.nbytes > MOST_BYTES and not tensor.is_inference():
         return tensor._version
     return tensor.clone()
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter that is not kept with the state."""
+    """Return whether a tensor is a parameter that the kept state omits."""
     if not isinstance(tensor, nn.Parameter):
         return False
     return tensor.requires_grad or tensor.numel() > SMALL
 
 
 def changed(before: Values, after: Values) -> list[str]:
-    """Return the names whose values are not equal, in their order."""
+    """Return the names of values that differ, in order."""
     names = [*after, *(n for n in before if n not in after)]
     return [
         name
@@ -113,7 +137,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _state_of(generator: Any) -> object:
-    """Return the state of a generator, to be compared."""
+    """Return the state of a generator, for comparison."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.Generator):
@@ -124,27 +148,27 @@ def _state_of(generator: Any) -> object:
 
 
 def _frozen(state: Any) -> object:
-    """Return the numbers of a state as values that can be compared."""
+    """Return a generator's state in a form that == can compare."""
     if isinstance(state, dict):
         return [(key, _frozen(value)) for key, value in state.items()]
     return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
-# --- The state that is put back ----------------------------------------------
+# --- Restoring the state -----------------------------------------------------
 
 
 class KeptState:
-    """All that a model can reach except its parameters, to be put back.
+    """A model's state, without parameters, kept so that it can be restored.
 
-    What holds other things gets the same objects again, and their numbers are
-    written into the memory that they had.
+    Containers get back the same objects, and the objects get back their old
+    values in place.
     """
 
     def __init__(self, model: Any):
         walk = Walk(model)
         self.tensors, self.unread = walk.tensors, walk.unread
         self.contents = [
-            (holder, holder.read())
+            (holder, holder.read(), {**(holder.whole or {})})
             for holder in walk.holders
             if holder.write is not None
         ]
@@ -169,23 +193,19 @@ class KeptState:
         self.versions = self._versions()
 
     def put_back(self, always: bool = False) -> None:
-        """Put all of it back, always or if any buffer was changed.
+        """Restore the whole state; without `always`, only if a buffer changed.
 
-        All, as a table that a forward fills comes with a number that says
-        how far.
+        All values are restored, because some belong together, such as a table
+        and the count of its rows.
         """
         if not always and self.versions == self._versions():
             return
-        for holder, saved in self.contents:
-            now = holder.read()
-            same = len(now) == len(saved)
-            same = same and all(
-                map(operator.is_, now.values(), saved.values())
-            )
-            if holder.write and not (same and [*now] == [*saved]):
+        for holder, saved, whole in self.contents:
+            same = holder.whole is not None and _is_same(holder.whole, whole)
+            if holder.write and not (same or _is_same(holder.read(), saved)):
                 try:
                     holder.write(saved)
-                except Exception:  # code of the model's author runs there
+                except Exception:  # writing may run code of the model's author
                     self.unread[holder.path] = "not put back"
         self.memory.put_back()
         for array_, copied in self.arrays:
@@ -201,7 +221,7 @@ class KeptState:
         return True
 
     def reseed(self, seed: int) -> None:
-        """Let the generators that the model holds draw other numbers."""
+        """Reseed the generators that the model holds."""
         for generator, _ in self.generators:
             _reseed(generator, seed)
 
@@ -214,8 +234,14 @@ class KeptState:
         ]
 
 
+def _is_same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Return whether a dict has the same keys and the same objects."""
+    same = all(map(operator.is_, now.values(), before.values()))
+    return len(now) == len(before) and same and [*now] == [*before]
+
+
 class _Memory:
-    """The memory of tensors, each part once, and their shapes."""
+    """Copies of tensors' memory (shared memory only once), and shapes."""
 
     def __init__(
         self,
@@ -244,16 +270,16 @@ class _Memory:
                 try:
                     memory = empty.set_(storage)
                     self.kept.append((memory, memory.clone()))
-                except Exception:  # another kind of device
+                except Exception:  # memory of this device cannot be copied
                     unread[name] = str(storage.device)
             if type(tensor) is Tensor and _storages(tensor):
                 self.shapes.append((tensor, _shape_of(tensor)))
 
     def put_back(self) -> None:
-        """Write the numbers back, and shapes that were changed in place."""
+        """Restore the values, and shapes that were changed in place."""
         for memory, numbers in self.kept:
             storage, size = memory.untyped_storage(), numbers.numel()
-            if storage.nbytes() < size:  # it was resized in place
+            if storage.nbytes() < size:  # a call resized the storage in place
                 storage.resize_(size)
             memory.set_(storage)
             memory[:size].copy_(numbers)
@@ -268,7 +294,7 @@ def _shape_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """Return the memory of a tensor's parts; none of what has no numbers."""
+    """Return the memory of those parts of a tensor that have memory."""
     found = []
     with suppress(Exception):
         for part in parts_of(local(tensor)):
@@ -303,12 +329,11 @@ def _reseed(generator: Any, seed: int) -> None:
 def parted_by_copy(
     model: nn.Module, copied: nn.Module
 ) -> tuple[list[Any], str]:
-    """Return what a copy would separate from functions that read it.
+    """Return the objects that a model must share with its copy.
 
-    Tensors, lists, dicts and objects.
-
-    And why the model cannot be copied: a function reads a parameter of the
-    original, or an attribute is a view of one; or "".
+    Functions of the copy still read these objects of the original. Also return
+    why the model cannot be copied, or "". It cannot if such a function reads a
+    parameter, or if an attribute is a view of a parameter.
     """
     memory = defaultdict[int, list[Tensor]](list)
     weights = dict[int, str]()
@@ -318,7 +343,7 @@ def parted_by_copy(
             memory[storage.data_ptr()].append(tensor)
             if isinstance(tensor, nn.Parameter):
                 weights[storage.data_ptr()] = name
-    memory.pop(0, None)  # of what has no numbers
+    memory.pop(0, None)  # address 0: tensors without memory
     for name, tensor in own.tensors.items():
         if not isinstance(tensor, nn.Parameter):
             for at in {s.data_ptr() for s in _storages(tensor)} & {*weights}:
@@ -336,9 +361,9 @@ def parted_by_copy(
 
 
 def _parted_objects(own: Walk, copied: Walk) -> tuple[list[Any], str]:
-    """Return objects of the original that functions of a copy read still.
+    """Return objects of the original that functions of a copy still read.
 
-    And why the model cannot be copied: such an object holds a module.
+    Also return why the model cannot be copied, if an object holds a module.
     """
     both = own.visited.keys() & copied.visited.keys()
     parted = [v for v in map(own.visited.get, both) if _may_change(v)]
@@ -355,16 +380,17 @@ ATOMIC = nn.Module, Tensor, type, *CALLABLE
 
 
 def _may_change(value: Any) -> bool:
-    """Whether a value is an object that is copied and can change."""
+    """Return whether a value can change, and is copied with the model."""
     if isinstance(value, CONTAINERS):
         return True
     return not isinstance(value, ATOMIC) and hasattr(value, "__dict__")
 
 
 def other_in_copy(model: nn.Module, copied: nn.Module) -> str:
-    """Return the attribute in which a copy differs from a model, or "".
+    """Return the name of a value in which a copy differs from a model, or "".
 
-    A class that says how it is copied may leave some out.
+    A class that defines its own copying may leave some attributes out, or
+    build them again. Functions are compared by their code.
     """
     parts = zip(model.named_modules(), copied.named_modules(), strict=False)
     for (name, one), (_, other) in parts:
@@ -372,22 +398,12 @@ def other_in_copy(model: nn.Module, copied: nn.Module) -> str:
             continue
         if type(one) is not type(other):
             return name or "its class"
-        first, second = (
-            {k: v for k, v in vars(m).items() if k not in OWN}
-            for m in (one, other)
-        )
-        for key in first.keys() | second.keys():
-            if not _is_copy(first.get(key, OWN), second.get(key, OWN)):
-                return f"{name}.{key}".lstrip(".")
         for key in HOOKS:
-            if len(getattr(one, key)) != len(getattr(other, key)):
+            first, second = (
+                [_kind_of(hook) for hook in getattr(m, key).values()]
+                for m in (one, other)
+            )
+            if first != second:
                 return f"a hook of {name or 'the model'}"
-    return ""
-
-
-def _is_copy(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, PLAIN):
-        return bool(one == other) or bool(one != one)
-    return not isinstance(one, list | dict) or len(one) == len(other)
+    both = (values_of(part, for_later=False) for part in (model, copied))
+    return next(iter(changed(*both)), "")

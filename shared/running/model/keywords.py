@@ -1,7 +1,8 @@
-"""Arguments that a call takes in its **kwargs: the keys that its code reads.
+"""Find the arguments that a model reads from its **kwargs.
 
-A key is read where the code gets, pops or asks for it by a constant, or where
-**kwargs is passed on to a part of the model that takes an argument so named.
+Code reads a key if it gets, pops or tests a constant name in **kwargs. If it
+passes **kwargs on to a part of the model, it also reads the arguments of that
+part.
 """
 
 import ast
@@ -18,10 +19,10 @@ from torch import nn
 from ..places import lines_of_code
 
 READERS = ("get", "pop", "setdefault")
-DEEP = 8  # calls that pass **kwargs on, one inside the other
-FOREIGN = ("torch", "builtins", "functools")  # code that is not the model's
+DEEP = 8  # most nested calls through which **kwargs is followed
+FOREIGN = ("torch", "builtins", "functools")  # packages without model code
 
-Found = dict[str, Any]  # keys that are read, and what they are by default
+Found = dict[str, Any]  # keys that code reads, with their defaults
 
 
 def keywords_of(function: Any) -> dict[str, inspect.Parameter]:
@@ -61,9 +62,9 @@ def _reads(callee: Any, path: tuple[CodeType, ...]) -> Found:
 
 
 def read_otherwise(function: Any) -> list[str]:
-    """Return "**kwargs" or "*args" where code reads them in another way.
+    """Return which of **kwargs and *args the code may read by any key.
 
-    Through a copy, a loop or a function: their names are not known.
+    Such code copies them, loops over them or passes them on.
     """
     found = dict[str, None]()
     _read_otherwise(function, (), found)
@@ -92,7 +93,7 @@ def _read_otherwise(
 
 
 def _more_positions(function: FunctionType) -> str:
-    """Return what a function calls its *args, if it has others as well."""
+    """Return the name of a function's *args, "" if no argument precedes it."""
     parameters = inspect.signature(function).parameters.values()
     kinds = [p.kind.name for p in parameters]
     if "VAR_POSITIONAL" not in kinds or "POSITIONAL_OR_KEYWORD" not in (
@@ -103,7 +104,7 @@ def _more_positions(function: FunctionType) -> str:
 
 
 def _loads(tree: ast.AST, name: str) -> set[int]:
-    """Return the nodes that load a name, by id; not those of `f(*name)`."""
+    """Return ids of syntax nodes that load a name, except in `f(*name)`."""
     splats = {
         id(node.value) for node in ast.walk(tree) if type(node) is ast.Starred
     }
@@ -117,7 +118,7 @@ def _loads(tree: ast.AST, name: str) -> set[int]:
 
 
 def _is_class(node: ast.AST, function: FunctionType) -> bool:
-    """Whether a called name is of a class, as far as the file says."""
+    """Return whether an expression names a class in a function's globals."""
     match node:
         case ast.Name(id=name):
             return isinstance(function.__globals__.get(name), type)
@@ -128,7 +129,7 @@ def _is_class(node: ast.AST, function: FunctionType) -> bool:
 
 
 def _known_loads(tree: ast.AST, rest: str, function: FunctionType) -> set[int]:
-    """Return the loads of **kwargs that `_own_reads` and calls explain."""
+    """Return the ids of the syntax nodes that use **kwargs by known keys."""
     known: set[int] = set()
     for node in ast.walk(tree):
         match node:
@@ -173,7 +174,7 @@ def _function(callee: Any) -> tuple[FunctionType | None, Any]:
 
 
 def _rest(function: FunctionType) -> str | None:
-    """Return what a function calls its **kwargs, if it takes any."""
+    """Return the name of a function's **kwargs, or None."""
     code = function.__code__
     if not code.co_flags & inspect.CO_VARKEYWORDS:
         return None
@@ -187,7 +188,7 @@ def _tree_of(code: CodeType) -> ast.AST | None:
     lines = lines_of_code(code)
     try:
         return ast.parse(textwrap.dedent("".join(lines))) if lines else None
-    except SyntaxError:  # a lambda inside a call
+    except SyntaxError:  # the source of a lambda inside a call
         return None
 
 
@@ -196,7 +197,7 @@ def _tree(function: FunctionType) -> ast.AST | None:
 
 
 def _constants_of(code: CodeType, rest: str) -> Iterator[str]:
-    """Yield the texts in code whose source cannot be read."""
+    """Yield the strings in a function whose source cannot be read."""
     if rest in code.co_varnames or rest in code.co_cellvars:
         yield from (v for v in code.co_consts[1:] if isinstance(v, str))
 
@@ -210,7 +211,7 @@ def _constant(node: ast.AST) -> Any:
 
 
 def _own_reads(tree: ast.AST, rest: str) -> Found:
-    """Return the keys that code asks its **kwargs for by a constant."""
+    """Return the constant keys that code reads from its **kwargs."""
     found: Found = {}
     for node in ast.walk(tree):
         match node:
@@ -236,7 +237,7 @@ def _own_reads(tree: ast.AST, rest: str) -> Found:
 
 
 def _passing_on(tree: ast.AST, rest: str) -> Iterator[ast.Call]:
-    """Yield the calls that get all of **kwargs."""
+    """Yield the calls to which code passes its **kwargs on."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and any(
             word.arg is None and _is(word.value, rest)
@@ -246,7 +247,7 @@ def _passing_on(tree: ast.AST, rest: str) -> Iterator[ast.Call]:
 
 
 def _named(callee: Any) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a callee that go by name."""
+    """Return the arguments of a callee that can be given by name."""
     try:
         function = getattr(callee, "forward", callee)
         parameters = inspect.signature(function).parameters
@@ -261,7 +262,7 @@ def _named(callee: Any) -> dict[str, inspect.Parameter]:
 
 
 def _taken(callee: Any) -> Found:
-    """Return the arguments with a default that **kwargs may hold."""
+    """Return a callee's arguments with defaults: **kwargs may contain them."""
     function, _ = _function(callee)
     return {
         name: p.default
@@ -270,7 +271,7 @@ def _taken(callee: Any) -> Found:
     }
 
 
-# --- Where **kwargs goes -----------------------------------------------------
+# --- Where **kwargs is passed on ---------------------------------------------
 
 
 def _callees(
@@ -290,7 +291,7 @@ def _callees(
         case ast.Subscript(value=value):
             for held in _callees(value, tree, function, owner):
                 yield from _parts(held)
-        case ast.Call(func=func, args=args):  # enumerate(self.blocks), ...
+        case ast.Call(func=func, args=args):  # such as enumerate(self.blocks)
             inner = args if isinstance(func, ast.Name) else [func]
             for part in inner:
                 yield from _callees(part, tree, function, owner)
@@ -301,7 +302,7 @@ def _callees(
 def _names(
     name: str, tree: ast.AST, function: FunctionType, owner: Any
 ) -> Iterator[Any]:
-    """Yield the objects of a name: self, the parts of a loop, a global."""
+    """Yield what a name may refer to: self, a loop's variable, a global."""
     first = function.__code__.co_varnames[:1]
     if owner is not None and (name,) == first:
         yield owner
@@ -319,7 +320,7 @@ def _names(
 
 
 def _parts(held: Any) -> Iterable[Any]:
-    """Return one module of each class in a list of them."""
+    """Return one module of each class in a list of modules."""
     if isinstance(held, nn.ModuleDict | dict):
         held = held.values()
     modules = nn.ModuleList | nn.Sequential | list | tuple
@@ -329,7 +330,7 @@ def _parts(held: Any) -> Iterable[Any]:
 
 
 def _above(function: FunctionType, owner: Any, attr: str) -> Iterator[Any]:
-    """Yield the method of a base class that super() stands for."""
+    """Yield the method of a base class that super() calls."""
     kinds = type(owner).__mro__ if owner is not None else ()
     own = [function in map(inspect.unwrap, vars(k).values()) for k in kinds]
     start = own.index(True) + 1 if any(own) else len(kinds)

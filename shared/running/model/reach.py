@@ -1,22 +1,36 @@
-"""Everything that a model can reach.
+"""Find every object that a model can reach.
 
-A forward keeps numbers in more places than buffers: attributes, dicts and
-objects, variables that functions share, names of a file, attributes of a
-class. A Walk visits each of them once.
+A model can keep state in buffers, attributes, dicts and objects. It can also
+keep state in variables that functions share, in the globals of a file, and in
+attributes of a class. A Walk visits each object once.
 """
 
 import array
+import ctypes
+import decimal
 import dis
 import functools
 import gc
+import logging
+import os
 import random
 import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    ValuesView,
+)
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
@@ -30,15 +44,23 @@ from ...validation import is_installed
 from ..operations import is_plain
 from ..places import SHARED
 
-MOST_VALUES = 100_000  # objects of a walk
+MOST_VALUES = 100_000  # most objects that a walk visits
 TORCH = f"{torch.__path__[0]}/"
 
-OWN = nn.Module().__dict__.keys()  # of every module
+OWN = nn.Module().__dict__  # attributes that every module has
+LISTED = "_parameters", "_buffers", "_modules"
+OWN_TABLES = {name for name, value in OWN.items() if hasattr(value, "__len__")}
+NOT_ADDED = OWN_TABLES | {"training"}
+OF_A_FILE = {*vars(types.ModuleType("")), "__file__", "__cached__"}
+OF_A_FILE |= {"__builtins__", "__annotations__"}
+OF_A_LOGGER = {*vars(logging.Logger(""))}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+MORE_HOOKS = (*HOOKS, "_backward_hooks", "_backward_pre_hooks")
 PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, Enum, np.generic),
-    *(range, slice, torch.dtype, torch.device, torch.layout, torch.Size),
+    *(range, torch.dtype, torch.device, torch.layout, torch.Size),
 )
+NUMBERS = Tensor, np.ndarray, list, deque, set
 GENERATORS = (
     random.Random,
     np.random.Generator,
@@ -51,6 +73,7 @@ SKIPPED = (
     *(types.WrapperDescriptorType, types.MethodWrapperType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
     *(types.ModuleType, types.CodeType, types.FrameType),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
 )
 DESCRIPTORS = (
     *(types.FunctionType, staticmethod, classmethod, property, type),
@@ -60,37 +83,61 @@ CALLABLE = (
     *(types.FunctionType, types.MethodType, partial, weakref.ref),
     *(functools._lru_cache_wrapper, ContextVar, *SKIPPED),
 )
-# Objects of these packages hold no number of a score.
+# Packages whose objects hold no state that affects scores.
 NO_STATE = ("logging", "threading", "_thread", "inspect", "ctypes", "warnings")
 
 
 # --- Whose code it is --------------------------------------------------------
 
 
+# Installed packages whose models are visited like torch's own modules.
+KNOWN_PACKAGES = {"torch", "transformers"}
+AUTHORS = set[str]()  # files of installed packages that are models' code
+
+
+def count_as_theirs(model: Any) -> None:
+    """Treat a model's package as its author's code, even if installed."""
+    root = type(model).__module__.partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None)
+    if file is None or root in KNOWN_PACKAGES | sys.stdlib_module_names:
+        return
+    whole = file.removesuffix("__init__.py")
+    if is_installed(file) and whole not in AUTHORS:
+        AUTHORS.add(whole)
+        is_theirs.cache_clear()
+
+
 @cache
 def is_theirs(path: str) -> bool:
-    """Whether a file of code belongs to the model's author."""
+    """Return whether a file of code belongs to the model's author."""
+    if path.startswith((*AUTHORS,)):
+        return True
     if is_installed(path) or path.startswith((TORCH, f"{SHARED}/")):
         return False
     return not path.startswith((sys.base_prefix + "/lib", "<frozen"))
 
 
 def _owns(name: str) -> bool:
-    """Whether a module of Python's, by its name, is of the model's author."""
-    if name.partition(".")[0] in sys.stdlib_module_names:
+    """Return whether the model's author wrote the module of this name."""
+    root = name.partition(".")[0]
+    if root in sys.stdlib_module_names or root.startswith("_cython_"):
         return False
     path = getattr(sys.modules.get(name), "__file__", None)
     return path is None or is_theirs(path)
 
 
 LOOKED_UP = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME")
+# Names with which code can reach any global of its file or of a module.
+ALL_OF_FILE = {"globals", "eval", "exec", "__globals__", "f_globals"}
+ENVIRONMENT = {"environ", "getenv", "putenv"}
+ALL_OF_MODULE = {"vars", "getattr", "setattr", "__dict__", *ALL_OF_FILE}
 
 
 @cache
 def _globals_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of its file that code looks up, and all its names.
+    """Return the globals that code looks up, and all names in the code.
 
-    With those of the functions that are written inside.
+    Functions inside the code count as well, as do strings that may be names.
     """
     found = {
         step.argval
@@ -99,6 +146,8 @@ def _globals_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     }
     names = {*code.co_names}
     for inner in code.co_consts:
+        if isinstance(inner, str) and inner.replace(".", "").isidentifier():
+            names.add(inner)
         if isinstance(inner, types.CodeType):
             ours, all_ = _globals_in(inner)
             found |= ours
@@ -106,173 +155,260 @@ def _globals_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(found), frozenset(names)
 
 
-# --- What holds other things -------------------------------------------------
+# --- Objects that hold others ------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Something whose contents a call can replace: a dict, a list, a cell.
+    """An object whose contents a call can replace: a dict, a list, a cell.
 
     Attributes:
-        path: its name, as the model's author would write it.
-        form: of the names of what it holds, with a place for the key.
-        read: returns what it holds, by key.
-        write: puts that back; None: it cannot change.
+        path: the object's name, as the model's author would write it.
+        form: format of the names of the contents, with a place for the key.
+        read: returns the contents by key.
+        write: restores the contents; None if they cannot change.
+        whole: a dict that has all contents that `read` returns, or more.
     """
 
     path: str
     form: str
     read: Callable[[], dict[Any, Any]]
     write: Callable[[dict[Any, Any]], None] | None = None
+    whole: dict[Any, Any] | None = None
 
     def name(self, key: Any) -> str:
-        """Return the name of what it holds under a key."""
-        shown = str(key)
-        if "[" in self.form:
-            known = isinstance(key, PLAIN)
-            shown = repr(key) if known else f"{type(key).__name__} {id(key)}"
+        """Return the name of the value under a key."""
+        if self.has_an_id(key):  # its repr might run the author's code
+            shown = f"{type(key).__name__} {id(key)}"
+        else:
+            shown = repr(key) if "[" in self.form else str(key)
         shown = self.form.format(shown)
         return (self.path + shown).lstrip(".")
 
+    def has_an_id(self, key: Any) -> bool:
+        """Return whether the name of the value under a key has an id()."""
+        return "[" in self.form and not isinstance(key, PLAIN)
 
-def _some(content: dict, keys: Callable[[Any], bool]) -> dict[Any, Any]:
-    return {k: v for k, v in [*content.items()] if keys(k)}
+
+Keys = Collection[str] | None
 
 
-def _put(content: dict, keys: Callable[[Any], bool], saved: dict) -> None:
-    if [*_some(content, keys)] != [*saved]:
-        for key in _some(content, keys):
+def _some(content: dict, only: Keys, left_out: Keys) -> dict[Any, Any]:
+    if left_out is not None:
+        return {k: v for k, v in [*content.items()] if k not in left_out}
+    if only is not None:
+        return {k: v for k, v in [*content.items()] if k in only}
+    return {**content}
+
+
+def _put(content: dict, only: Keys, left_out: Keys, saved: dict) -> None:
+    now = _some(content, only, left_out)
+    if [*now] != [*saved]:
+        for key in now:
             del content[key]
     content.update(saved)
 
 
 def _attributes(
-    path: str, content: dict, keys: Callable[[Any], bool] = lambda key: True
+    path: str, content: dict, only: Keys = None, left_out: Keys = None
 ) -> Holder:
-    read, write = partial(_some, content, keys), partial(_put, content, keys)
-    return Holder(path, ".{}", read, write)
+    read = partial(_some, content, only, left_out)
+    write = partial(_put, content, only, left_out)
+    return Holder(path, ".{}", read, write, None if only else content)
 
 
-# Methods of Python's own class: a subclass may import a module, or compute,
-# when it is read.
+# The next functions call the methods of dict, list, ... itself, because the
+# method of a subclass may import a module, or compute.
 
 
 def _of_dict(path: str, content: dict) -> Holder:
     kind = OrderedDict if isinstance(content, OrderedDict) else dict
+    read = partial(_read_dict, kind, content)
+    return Holder(path, "[{}]", read, partial(_write_dict, kind, content))
 
-    def write(saved: dict) -> None:
-        kind.clear(content)
-        kind.update(content, saved)
 
-    return Holder(path, "[{}]", lambda: dict(kind.items(content)), write)
+def _read_dict(kind: type[dict], content: dict) -> dict[Any, Any]:
+    return dict(kind.items(content))
+
+
+def _write_dict(kind: type[dict], content: dict, saved: dict) -> None:
+    kind.clear(content)
+    kind.update(content, saved)
 
 
 def _of_list(path: str, value: list | deque) -> Holder:
-    kind: Any = list if isinstance(value, list) else deque
-
-    def read() -> dict[int, Any]:
-        return dict(enumerate(kind.__iter__(value)))
-
-    def write(saved: dict) -> None:
-        kind.clear(value)
-        kind.extend(value, saved.values())
-
-    return Holder(path, "[{}]", read, write)
+    kind = list if isinstance(value, list) else deque
+    read = partial(_read_list, kind, value)
+    return Holder(path, "[{}]", read, partial(_write_list, kind, value))
 
 
-def _of_set(path: str, value: set) -> Holder:
-    def write(saved: dict) -> None:
-        set.clear(value)
-        set.update(value, saved.values())
+def _read_list(kind: Any, value: list | deque) -> dict[int, Any]:
+    return dict(enumerate(kind.__iter__(value)))
 
-    def read() -> dict[int, Any]:
-        return dict(enumerate(set.__iter__(value)))
 
-    return Holder(path, "[{}]", read, write)
+def _write_list(kind: Any, value: list | deque, saved: dict) -> None:
+    kind.clear(value)
+    kind.extend(value, saved.values())
+
+
+def _members(value: set | frozenset) -> dict[Any, Any]:
+    """Return the members of a set, with names that do not depend on order."""
+    kind: Any = set if isinstance(value, set) else frozenset
+    held = [*kind.__iter__(value)]
+    if all(isinstance(member, PLAIN) for member in held):
+        return {member: member for member in sorted(held, key=hash)}
+    return dict(enumerate(held))
+
+
+def _write_set(value: set, saved: dict) -> None:
+    set.clear(value)
+    set.update(value, saved.values())
+
+
+def _of_objects(path: str, value: np.ndarray) -> Holder:
+    """Return an array's objects as a Holder, without a subclass's methods."""
+    flat = np.ndarray.flat.__get__(value)
+    return Holder(
+        path, "[{}]", partial(_read_flat, flat), partial(_write_flat, flat)
+    )
+
+
+def _read_flat(flat: Any) -> dict[int, Any]:
+    return dict(enumerate([*flat]))
+
+
+def _write_flat(flat: Any, saved: dict) -> None:
+    for number, held in saved.items():
+        flat[number] = held
 
 
 def _of_cell(path: str, name: str, cell: types.CellType) -> Holder:
-    def read() -> dict[str, Any]:
-        try:
-            return {name: cell.cell_contents}
-        except ValueError:  # it is empty
-            return {}
-
-    def write(saved: dict) -> None:
-        if saved:
-            cell.cell_contents = saved[name]
-        elif read():
-            del cell.cell_contents
-
-    return Holder(path, ".{}", read, write)
+    read = partial(_read_cell, name, cell)
+    return Holder(path, ".{}", read, partial(_write_cell, name, cell))
 
 
-def _of_slots(path: str, value: Any, names: list[str]) -> Holder:
-    def read() -> dict[str, Any]:
-        return {n: getattr(value, n) for n in names if hasattr(value, n)}
+def _read_cell(name: str, cell: types.CellType) -> dict[str, Any]:
+    try:
+        return {name: cell.cell_contents}
+    except ValueError:  # the cell is empty
+        return {}
 
-    def write(saved: dict) -> None:
-        for name, held in saved.items():
-            with suppress(AttributeError, TypeError):  # it is frozen
-                object.__setattr__(value, name, held)
 
-    return Holder(path, ".{}", read, write)
+def _write_cell(name: str, cell: types.CellType, saved: dict) -> None:
+    if saved:
+        cell.cell_contents = saved[name]
+    elif _read_cell(name, cell):
+        del cell.cell_contents
+
+
+def _of_slots(path: str, value: Any, slots: dict[str, Any]) -> Holder:
+    read = partial(_read_slots, value, slots)
+    return Holder(path, ".{}", read, partial(_write_slots, value, slots))
+
+
+def _read_slots(value: Any, slots: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, slot in slots.items():
+        with suppress(AttributeError):  # the slot is empty
+            found[name] = slot.__get__(value)
+    return found
+
+
+def _write_slots(value: Any, slots: dict[str, Any], saved: dict) -> None:
+    for name, held in saved.items():
+        slots[name].__set__(value, held)
 
 
 def _of_class(path: str, kind: type) -> Holder:
-    def read() -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in [*vars(kind).items()]
-            if not (name.startswith("_abc_") or name[:2] == "__")
-            and (isinstance(value, Tensor) or not hasattr(value, "__get__"))
-        }
+    """Return the attributes of a class in the model's code as a Holder."""
+    read = partial(_read_class, kind)
+    return Holder(path, ".{}", read, partial(_write_class, kind, read))
 
-    def write(saved: dict) -> None:
-        for name in read().keys() - saved.keys():
-            delattr(kind, name)
-        for name, value in saved.items():
-            setattr(kind, name, value)
 
-    return Holder(path, ".{}", read, write)
+def _read_class(kind: type) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in [*vars(kind).items()]
+        if not name.startswith("_abc_")
+        and (name[:2] != "__" or isinstance(value, NUMBERS))
+        and (isinstance(value, Tensor) or not hasattr(value, "__get__"))
+    }
+
+
+def _of_foreign_class(kind: type, names: set[str]) -> Holder:
+    """Return attributes that the model's code may have added to a class."""
+    read = partial(_read_foreign_class, kind, names)
+    write = partial(_write_class, kind, read)
+    return Holder(kind.__name__, ".{}", read, write)
+
+
+def _read_foreign_class(kind: type, names: set[str]) -> dict[str, Any]:
+    held, kinds = vars(kind), PLAIN + NUMBERS
+    own = {n: held[n] for n in names & held.keys() if n[:2] != "__"}
+    return {n: v for n, v in own.items() if isinstance(v, kinds)}
+
+
+def _write_class(
+    kind: type, read: Callable[[], dict[str, Any]], saved: dict
+) -> None:
+    for name in read().keys() - saved.keys():
+        delattr(kind, name)
+    for name, value in saved.items():
+        setattr(kind, name, value)
 
 
 # --- The walk ----------------------------------------------------------------
 
 
 class Walk:
-    """Visits what a model can reach, each thing once.
+    """Visits everything that a model can reach, each object once.
 
     Args:
-        model: where the walk begins.
-        by_code: whether it goes through functions: their variables, the
-            names of their file that they use, and attributes of classes.
+        model: the object at which the walk starts.
+        by_code: whether to go through functions: to their variables, the
+            globals that they use, and attributes of classes.
+        by_id: whether to visit contents whose name contains an object's id(),
+            which differs in a copy of the model.
 
     Attributes:
-        holders: what has contents; tensors, arrays and generators: what has
-            numbers; by name.
+        holders: objects with contents, by name.
+        tensors, arrays, generators: objects of these kinds, by name.
         unread: objects whose state cannot be read, by name.
-        visited: all of it, by id.
+        visited: all visited objects, by id.
     """
 
-    def __init__(self, model: Any, by_code: bool = True):
-        self.by_code = by_code
+    def __init__(self, model: Any, by_code: bool = True, by_id: bool = True):
+        self.by_code, self.by_id = by_code, by_id
         self.holders: list[Holder] = []
         self.tensors: dict[str, Tensor] = {}
         self.arrays: dict[str, np.ndarray] = {}
         self.generators: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
-        self.visited: dict[int, Any] = {}  # they live while this does
-        self._names: dict[int, set[str]] = {}  # of a file, that were visited
+        self.visited: dict[int, Any] = {}  # held, so that ids stay unique
+        self._names: dict[int, set[str]] = {}  # names seen, by id of file dict
+        self._used = set[str]()  # all names in the author's code
         self._todo = deque([("", model)])
+        self._go()
+        if "grad" in self._used:
+            self._todo += _gradients(self.tensors)
+            self._go()
+        for kind in [*self.visited.values()]:
+            if isinstance(kind, type) and not _owns(kind.__module__):
+                added = _of_foreign_class(kind, self._used)
+                if added.read():
+                    self._hold(added)
+        for path, _ in self._todo:
+            self.unread[path] = "more than the kit looks through"
+        for name in self._used & COUNTS.keys():
+            self.unread[name] = COUNTS[name]
+
+    def _go(self) -> None:
         while self._todo and len(self.visited) < MOST_VALUES:
             path, value = self._todo.popleft()
             try:
                 self._visit(path, value)
-            except Exception:  # code of the model's author runs there
+            except Exception:  # reading may run code of the model's author
                 self.unread[path] = type(value).__name__
-        for path, _ in self._todo:
-            self.unread[path] = "more than the kit looks through"
 
     def _visit(self, path: str, value: Any) -> None:
         if isinstance(value, PLAIN) and not _has_attributes(value):
@@ -285,7 +421,10 @@ class Walk:
             if type(value) is not nn.Parameter or vars(value):
                 self._own_attributes(path, value, is_plain(type(value)))
         elif isinstance(value, np.ndarray):
-            self.arrays[path] = value
+            if value.dtype.hasobject:
+                self._hold(_of_objects(path, value))
+            else:
+                self.arrays[path] = value
             self._own_attributes(path, value)
         elif isinstance(value, random.SystemRandom):
             self.unread[path] = type(value).__name__
@@ -301,9 +440,13 @@ class Walk:
             self._hold(_of_list(path, value))
             self._own_attributes(path, value)
         elif isinstance(value, set):
-            self._hold(_of_set(path, value))
+            write = partial(_write_set, value)
+            self._hold(Holder(path, "[{}]", partial(_members, value), write))
             self._own_attributes(path, value)
-        elif isinstance(value, tuple | frozenset):
+        elif isinstance(value, frozenset):
+            self._hold(Holder(path, "[{}]", partial(_members, value)))
+            self._own_attributes(path, value)
+        elif isinstance(value, tuple):
             found = dict(enumerate(value))
             self._hold(Holder(path, "[{}]", lambda: found))
             self._own_attributes(path, value)
@@ -317,7 +460,7 @@ class Walk:
     def _own_attributes(
         self, path: str, value: Any, plainly: bool = True
     ) -> None:
-        """Visit attributes that a list, a tensor, ... of a class may have."""
+        """Visit the attributes of an object whose class adds attributes."""
         held = getattr(value, "__dict__", None)
         if plainly and isinstance(held, dict) and held is not value:
             self._hold(_attributes(path, held))
@@ -325,14 +468,16 @@ class Walk:
                 self._classes(type(value))
 
     def _hold(self, holder: Holder) -> None:
-        """Keep a holder, and visit what it holds later."""
+        """Keep a holder, and visit its contents later."""
         content = holder.read()
         if len(content) > MOST_VALUES:
             self.unread[holder.path] = f"{len(content):,} values"
             return
         self.holders.append(holder)
         for key, value in content.items():
-            if not isinstance(value, PLAIN):
+            if holder.has_an_id(key) and not self.by_id:
+                continue
+            if not isinstance(value, PLAIN) or _has_attributes(value):
                 self._todo.append((holder.name(key), value))
 
     def _module(self, path: str, module: nn.Module) -> None:
@@ -351,40 +496,51 @@ class Walk:
         self._hold(Holder(path, ".{}", lambda: dict(fixed)))
         self._hold(_attributes(path, module._buffers))
         self._hold(_attributes(path, module._modules))
-        if "_orig_mod" not in inner:  # of torch.compile
+        if "_orig_mod" not in inner:  # not in the wrapper of torch.compile
             held = vars(module)
-            self._hold(_attributes(path, held, lambda key: key not in OWN))
-        slots = [n for k in type(module).__mro__ for n in _slots(k)]
+            self._hold(_attributes(path, held, left_out=NOT_ADDED))
+            self._own_tables(path, held)
+        slots = _slots(type(module))
         if slots:
             self._hold(_of_slots(path, module, slots))
         if self.by_code:
-            for name in HOOKS:
+            for name in MORE_HOOKS:
                 hooks = [*getattr(module, name, {}).values()]
                 self._todo += [(_join(path, "hook"), hook) for hook in hooks]
             self._classes(type(module))
+
+    def _own_tables(self, path: str, held: dict[str, Any]) -> None:
+        """Visit what an author added to the dicts that every module has."""
+        for name in OWN_TABLES & held.keys():
+            table = held[name]
+            usual = type(table) is type(OWN[name])
+            filled = table and name not in LISTED
+            if not usual or filled or getattr(table, "__dict__", None):
+                self._todo.append((_join(path, name), table))
 
     def _classes(self, kind: type) -> None:
         if self.by_code:
             self._todo += [(k.__name__, k) for k in kind.__mro__]
 
     def _class(self, path: str, kind: type) -> None:
-        """Visit the attributes of a class of the author's, and its methods."""
+        """Visit the attributes and methods of a class in the model's code."""
         if not (self.by_code and _owns(kind.__module__)):
             return
         self._hold(_of_class(path, kind))
+        self._classes(type(kind))
         for name, value in [*vars(kind).items()]:
             for function in _functions_in(value):
                 self._todo.append((f"{path}.{name}", function))
             usual = isinstance(value, (Tensor, *DESCRIPTORS))
-            if hasattr(value, "__get__") and not usual:  # it may hold a state
+            if hasattr(value, "__get__") and not usual:  # may hold a state
                 self._todo.append((f"{path}.{name}", value))
 
     def _function(self, path: str, function: types.FunctionType) -> None:
-        """Visit the variables of a function, and names that it looks up."""
+        """Visit the variables of a function, and globals that it looks up."""
         code, wrapped = function.__code__, vars(function).get("__wrapped__")
         if not self.by_code or code.co_filename.startswith(TORCH):
             return
-        if "<@" in code.co_filename:  # a checker of types wrote it
+        if "<@" in code.co_filename:  # generated by a type checker
             self._todo.append((path, wrapped))
             return
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
@@ -405,9 +561,9 @@ class Walk:
             self._globals(function.__globals__, *_globals_in(code))
 
     def _default(self, name: str, value: Any) -> None:
-        """Visit a default. All calls share one list or dict.
+        """Visit a default value; calls share a default list or dict.
 
-        It is not put back: `shared_default` reports it to the author.
+        Such values are not restored: `shared_default` reports them.
         """
         if id(value) in self.visited:
             return
@@ -423,12 +579,15 @@ class Walk:
     def _globals(
         self, held: dict[str, Any], names: Iterable[str], more: Iterable[str]
     ) -> None:
-        """Visit names of a file that code uses.
+        """Visit those globals of a file that its code uses.
 
-        Of a file that it imports as a module, each name that it writes.
+        Globals of imported modules are visited as well, if the code uses them.
         """
+        more = {*more}
+        self._used |= more
+        whole = more & ALL_OF_FILE or {"sys", "modules"} <= more
         done = self._names.setdefault(id(held), set())
-        new = {*names} - done
+        new = {*(held if whole else names)} - done
         done |= new
         path = str(held.get("__name__", "")).rpartition(".")[2]
         modules = {
@@ -437,11 +596,21 @@ class Walk:
             if isinstance(held.get(name), types.ModuleType)
         }
         new -= modules.keys()
-        new = {name for name in new if name[:2] != "__"}
-        self._hold(_attributes(path, held, new.__contains__))
-        for module in modules.values():
+        new -= OF_A_FILE
+        self._hold(_attributes(path, held, only=new))
+        modules |= _imported(more, str(held.get("__package__") or ""))
+        for name, module in modules.items():
+            inside = vars(module)
             if _owns(module.__name__):
-                self._globals(vars(module), more, ())
+                by_name = more & ALL_OF_MODULE
+                self._globals(inside, inside if by_name else more, ())
+            elif module is os and more & ENVIRONMENT:
+                self._todo.append(("os.environ", os.environ))
+            else:  # plain values that the author may have set there
+                kinds = PLAIN + NUMBERS
+                added = {n for n in more if isinstance(inside.get(n), kinds)}
+                if added:
+                    self._hold(_attributes(name, inside, only=added))
 
     def _other(self, path: str, value: Any) -> None:
         """Visit a function or an object."""
@@ -462,21 +631,43 @@ class Walk:
             self._todo.append((path, value()))
         elif isinstance(value, ContextVar):
             self._hold(_of_context(path, value))
+        elif isinstance(value, Context):
+            self._hold(Holder(path, "[{}]", lambda: _variables(value)))
+        elif isinstance(value, types.CellType):
+            self._hold(_of_cell(path, "cell_contents", value))
+        elif isinstance(value, METHODS):
+            self._todo.append((path, value.__self__))
+        elif isinstance(value, types.ModuleType):
+            self._python_module(path, value)
         elif not isinstance(value, SKIPPED):
             self._object(path, value, kind)
 
+    def _python_module(self, path: str, module: types.ModuleType) -> None:
+        """Visit a Python module that is an attribute, such as settings.py."""
+        held = vars(module)
+        if self.by_code and _owns(str(held.get("__name__"))):
+            names = {name for name in held if name not in OF_A_FILE}
+            self._hold(_attributes(path, held, only=names))
+
     def _object(self, path: str, value: Any, kind: type) -> None:
         root = kind.__module__.partition(".")[0]
+        if isinstance(value, C_DATA):
+            self.unread[path] = kind.__name__
         if root in NO_STATE and not hasattr(value, "__dict__"):
             return
+        if isinstance(value, logging.Logger):
+            own = OF_A_LOGGER
+            self._hold(_attributes(path, vars(value), left_out=own))
         if root == "logging":
             return
         held = getattr(value, "__dict__", None)
         if isinstance(held, dict):
             self._hold(_attributes(path, held))
-        slots = [n for k in kind.__mro__ for n in _slots(k)]
+        slots = _slots(kind)
         if slots:
             self._hold(_of_slots(path, value, slots))
+        if isinstance(value, REFERRING):
+            self._hold(Holder(path, "[{}]", lambda: _referents(value)))
         self._classes(kind)
         unread = isinstance(value, UNREAD) or not (
             held is not None or slots or _is_known(root)
@@ -485,15 +676,60 @@ class Walk:
             self.unread[path] = kind.__name__
 
 
-UNREAD = Iterator, bytearray, memoryview, array.array
+# Attributes of C objects that count calls; the counts are not restored.
+COUNTS = {"cache_info": "how often a cache was read"}
+C_FUNCTION: Any = type(ctypes.pythonapi.Py_IncRef).__base__
+UNREAD = (
+    *(Iterator, Coroutine, AsyncIterator, bytearray, memoryview, array.array),
+    *(decimal.Context, ctypes.CDLL, C_FUNCTION),
+)
+# kinds of C objects whose contents only the garbage collector lists
+REFERRING = slice, BaseException, KeysView, ValuesView, ItemsView
+C_DATA = ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union
+METHODS = types.BuiltinMethodType, types.MethodWrapperType
+
+
+def _gradients(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """Return the gradients that tensors hold, by name."""
+    leaves = [(name, t.grad) for name, t in tensors.items() if t.is_leaf]
+    return [(_join(name, "grad"), g) for name, g in leaves if g is not None]
+
+
+def _imported(names: set[str], package: str) -> dict[str, types.ModuleType]:
+    """Return the author's modules whose names occur in code, by name.
+
+    A function may import a module itself. Only loaded modules are returned.
+    """
+    found = dict[str, types.ModuleType]()
+    starts = ["", f"{package}."] if package else [""]
+    for start in starts:  # the list grows: a found module may contain another
+        for name in names:
+            full = start + name
+            module = sys.modules.get(full)
+            if isinstance(module, types.ModuleType) and _owns(full):
+                if full not in found:
+                    starts.append(f"{full}.")
+                found[full] = module
+    return found
+
+
+def _referents(value: Any) -> dict[int, Any]:
+    """Return the objects that an object implemented in C refers to."""
+    held = gc.get_referents(value)
+    hidden = types.TracebackType, type
+    return dict(enumerate(v for v in held if not isinstance(v, hidden)))
+
+
+def _variables(context: Context) -> dict[str, Any]:
+    return {variable.name: value for variable, value in context.items()}
 
 
 def _is_known(root: str) -> bool:
-    """Whether objects of a package, which show no contents, hold no state."""
+    """Return whether the objects of a package are known to hide no state."""
     return root in STATELESS
 
 
-# Of SimpleQueue, a hash, a file or a connection, say, no contents are seen.
+# Packages whose C objects hide no state, unlike SimpleQueue, hashes and files.
 STATELESS = {"builtins", "torch", "numpy", "re", "datetime", "decimal"}
 STATELESS |= {"operator", "types", "functools", "weakref", "_weakref"}
 STATELESS |= {"_thread", "threading", "enum", "typing", "_contextvars"}
@@ -503,18 +739,30 @@ STATELESS |= {"warnings", "_abc", "abc", "logging"}
 
 
 def _has_attributes(value: Any) -> bool:
-    """Whether a plain value is of a class of the author's, with attributes."""
-    return not isinstance(value, Enum) and hasattr(value, "__dict__")
+    """Return whether a plain value has attributes, like some subclasses."""
+    if not type(value).__dictoffset__:
+        return False
+    if not isinstance(value, Enum):
+        return True
+    return any(name[0] + name[-1] != "__" for name in vars(value))
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}".lstrip(".")
 
 
-def _slots(kind: type) -> list[str]:
-    names = vars(kind).get("__slots__", ())
-    names = [names] if isinstance(names, str) else [*names]
-    return [n for n in names if n not in ("__dict__", "__weakref__")]
+def _slots(kind: type) -> dict[str, Any]:
+    """Return the slots of a class and its bases, by name.
+
+    Python writes the class into the name of a private slot: `_Class__name`.
+    """
+    return {
+        name: value
+        for base in reversed(kind.__mro__)
+        if "__slots__" in vars(base)
+        for name, value in vars(base).items()
+        if isinstance(value, types.MemberDescriptorType)
+    }
 
 
 def _functions_in(value: Any) -> list[Any]:
@@ -530,26 +778,37 @@ def _functions_in(value: Any) -> list[Any]:
 
 
 def _of_cache(path: str, function: Any) -> Holder:
-    """Return what functools.lru_cache keeps; it is only read."""
+    """Return the contents of a functools.lru_cache, which is only read."""
+    attributes = function.__dict__
+    sized = functools._lru_cache_wrapper.cache_info(function).maxsize
 
     def read() -> dict[int, Any]:
         held = gc.get_referents(function)
-        tables = [
-            r for r in held if type(r) is dict and r is not vars(function)
-        ]
-        found = [v for table in tables for v in table.values()]
-        return dict(enumerate(found))
+        tables = [r for r in held if type(r) is dict and r is not attributes]
+        if sized is None:
+            found = [v for table in tables for v in table.values()]
+            return dict(enumerate(found))
+        # a cache with a size has a table of links, in which values follow keys
+        links = next((t for t in tables if _has_links(t)), {})
+        places, left = {id(key): n for n, key in enumerate(links)}, iter(held)
+        pairs = ((places[id(r)], next(left)) for r in left if id(r) in places)
+        return dict(sorted(pairs, key=lambda pair: pair[0]))
 
     return Holder(f"{path}.cache", "[{}]", read)
 
 
+def _has_links(table: dict[Any, Any]) -> bool:
+    kinds = {type(value).__name__ for value in table.values()}
+    return kinds == {"_lru_list_elem"}
+
+
 def _of_context(path: str, variable: ContextVar) -> Holder:
-    """Return the value of a variable; one that was not set has its default."""
+    """Return the value of a context variable, or its default."""
 
     def read() -> dict[str, Any]:
         try:
             return {"": variable.get()}
-        except LookupError:  # it has no default
+        except LookupError:  # the variable has neither a value nor a default
             return {}
 
     def write(saved: dict) -> None:

@@ -1,4 +1,4 @@
-"""Sizes that a model declares, and lengths that its own code asks about."""
+"""Read sizes that a model declares, and lengths in its code."""
 
 import ast
 import inspect
@@ -22,14 +22,15 @@ VOCABULARY = (
     *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
     "padded_vocab_size",
 )
-# block_size comes last: next to another one it is a tile of the attention.
+# Names of the longest length. block_size comes last: in a config with another
+# of these names, it is the size of attention's tiles.
 LENGTH = (
     *("max_position_embeddings", "n_positions", "max_target_positions"),
     *("n_ctx", "context_length", "max_seq_len", "max_seq_length"),
     *("max_seqlen", "max_sequence_length", "max_len", "seq_len", "seq_length"),
     *("sequence_len", "sequence_length", "ctx_len", "block_size"),
 )
-GIVEN_WINDOW = "given_window"  # that the user names
+GIVEN_WINDOW = "given_window"  # attribute that holds the user's window
 WINDOW = (
     *(
         GIVEN_WINDOW,
@@ -42,21 +43,21 @@ WINDOW = (
     *("local_window_size", "local_attn_window_size", "receptive_field"),
     "attention_chunk_size",
 )
-# Lengths at which a kernel may take another path; no window.
+# Names of tile sizes: lengths at which a kernel may take another path.
 TILES = (
     *("kernel_size", "conv_kernel", "chunk_size", "block_length"),
     "block_size",
 )
 PADDING = ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "padding_id")
 SPECIAL = re.compile(r"(token|[be]os|eot|sep|cls|mask|pad)\w*_(id|ind?e?x)$")
-IDS_IN_CODE = 32  # integers of a model's code that may be special ids
+IDS_IN_CODE = 32  # most integers in code that are tried as special ids
 ROWS = ("max_batch_size", "max_bsz")
 CONFIGS = ("config", "cfg", "args", "params", "hparams")
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A size as the model says it: the attribute's name, and its value."""
+    """A size that the model declares, with the attribute's name."""
 
     name: str
     value: int
@@ -67,19 +68,19 @@ class Declared:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Multiples of a step, from the least to the longest."""
+    """The lengths that a model accepts: the multiples of `step` in a range."""
 
     least: int
     step: int
     longest: int
 
     def accepts(self, time: int) -> bool:
-        """Whether a length is one of them."""
+        """Return whether the model accepts a length."""
         inside = self.least <= time <= self.longest
         return inside and time % self.step == 0
 
     def fit(self, time: int) -> int:
-        """Return the longest that is not longer, else the least."""
+        """Return the longest accepted length up to `time`, else the least."""
         time = min(time, self.longest)
         return max(time - time % self.step, self.least)
 
@@ -95,12 +96,12 @@ def choose_sizes(
     vocab_size: int | None,
     block_size: int | None,
 ) -> tuple[int, int, list[str]]:
-    """Return vocab_size, block_size and notes: given, or the model's own.
+    """Return vocab_size and block_size, as given or declared; and notes.
 
     Raises:
-        UnusableModel: for a size that neither side says, and a vocabulary
-            that contradicts the model's own.
-        ValueError: for what is no positive number.
+        UnusableModel: if a size is neither given nor declared, or a given
+            vocab_size contradicts the model's.
+        ValueError: if a size is not a positive number.
     """
     for what, size in (("vocab_size", vocab_size), ("block_size", block_size)):
         if size is not None and not _is_size(size):
@@ -119,7 +120,7 @@ def choose_sizes(
             f"{name} does not say its {' and '.join(missing)}: give "
             f"{' and '.join(missing.values())}; the model, its "
             f"{', '.join(CONFIGS)}, and its attributes that are a dataclass, "
-            f"a dict or a namespace have no {names} or the like"
+            f"a dict or a namespace have no {names} or similar"
         )
     if known is not None and known.value != vocab:
         raise OtherVocabulary(
@@ -141,22 +142,22 @@ def choose_sizes(
 
 
 def declared(model: object, names: tuple[str, ...]) -> Declared | None:
-    """Return the first of these sizes that a model or its config has."""
+    """Return the first size under these names that a model or config has."""
     sizes = all_declared(model, names)
     return sizes[0] if sizes else None
 
 
 def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
-    """Return all of these sizes that a model or its config has."""
+    """Return all sizes under these names that a model or config has."""
     places = [model, *_configs(model)]
     found = []
     for name in names:
         for place in places:
             value = _get(place, name)
-            if isinstance(value, list | tuple):  # one for each layer or side
+            if isinstance(value, list | tuple):  # a size per layer or side
                 several = [*filter(_is_size, value)]
                 value = max(several, default=None)
-                if names is LENGTH and several:  # for each level of patches
+                if names is LENGTH and several:  # lengths of nested patches
                     value = math.prod(several)
             if _is_size(value):
                 found.append(Declared(name, int(value)))
@@ -165,9 +166,9 @@ def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
 
 
 def _configs(model: object) -> list[object]:
-    """Return what a model holds settings in, of a known name or a known kind.
+    """Return a model's config objects, known by their names or kinds.
 
-    A dict, a namespace and a dataclass are such kinds.
+    Known kinds are dicts, namespaces and dataclasses.
     """
     named = [_get(model, config) for config in CONFIGS]
     held = {
@@ -191,9 +192,9 @@ def _is_size(value: Any) -> bool:
 
 
 def _get(place: object, name: str) -> Any:
-    if isinstance(place, Mapping):
-        return place.get(name)
     try:
+        if isinstance(place, Mapping):
+            return place.get(name)
         return getattr(place, name, None)
     except Exception:  # a property of the user's may raise anything
         return None
@@ -205,17 +206,17 @@ def _embeddings(model: object) -> list[nn.Embedding]:
 
 
 def padding_ids(model: object) -> list[int]:
-    """Return the ids that a model says are padding, or its tables hold."""
+    """Return the padding ids that a model or its tables declare."""
     held = [table.padding_idx for table in _embeddings(model)]
     said = [size.value for size in all_declared(model, PADDING)]
     return sorted({i for i in (*held, *said) if i is not None})
 
 
 def special_ids(model: object, vocab_size: int) -> list[int]:
-    """Return the ids that a model may treat in another way than the rest.
+    """Return the ids that a model may treat differently.
 
-    Each that it or its config names, the first, the last, and a few integers
-    of its code.
+    They are the first and the last id, the ids that the model or its config
+    names, and a few integers in the model's code.
     """
     named = [*padding_ids(model), 0, vocab_size - 1]
     for place in (model, *(_get(model, config) for config in CONFIGS)):
@@ -227,22 +228,22 @@ def special_ids(model: object, vocab_size: int) -> list[int]:
 
 
 def before_first_position(model: object, count: int) -> int:
-    """Return how many rows of a table of positions padding takes."""
+    """Return how many rows of a position table come before position 0."""
     tables = [t for t in _embeddings(model) if t.num_embeddings == count]
     at = [t.padding_idx for t in tables if t.padding_idx is not None]
     return max(at, default=-1) + 1
 
 
 def has_position_table(model: object, count: int, vocab_size: int) -> bool:
-    """Whether a module holds a table of as many positions.
+    """Return whether a module has a table with this many positions.
 
-    Without one, a limit may be no more than the length of training. It is
-    as wide as the tokens' own; one of biases by distance is not.
+    Without such a table, a declared limit may be only the training length. The
+    table is as wide as the token table, unlike a table of biases by distance.
     """
     if not isinstance(model, nn.Module):
         return False
     found = _embeddings(model)
-    rows = range(count, count + 3)  # some keep a few more, for padding
+    rows = range(count, count + 3)  # a table may have rows for padding
     widths = {m.embedding_dim for m in found if m.num_embeddings not in rows}
     tables = [m.weight for m in found if m.num_embeddings != vocab_size]
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -255,13 +256,13 @@ def has_position_table(model: object, count: int, vocab_size: int) -> bool:
 
 
 def numbers_in_code(model: object) -> list[int]:
-    """Return the integers that a model's own code holds, in their order.
+    """Return the integers in a model's code, in order.
 
-    They stand in its functions, in those of the same file that these call,
-    in the file's names, and in the attributes of its modules.
+    They come from its functions, from functions of the same file that these
+    call, from the file's globals, and from attributes of its modules.
     """
     if isinstance(model, Program):
-        return []  # its code is not Python's
+        return []  # a program's code is not Python
     modules = model.modules() if isinstance(model, nn.Module) else [model]
     found: list[object] = []
     seen: set[int] = set()
@@ -292,7 +293,7 @@ def numbers_in_code(model: object) -> list[int]:
 
 
 def _constants(code: CodeType) -> Iterator[object]:
-    """Yield the constants of code, and of the functions inside it."""
+    """Yield the constants in a code object and in functions inside it."""
     for value in code.co_consts:
         if isinstance(value, CodeType):
             yield from _constants(value)
@@ -300,7 +301,7 @@ def _constants(code: CodeType) -> Iterator[object]:
             yield value
 
 
-# --- Where its code goes another way for longer texts ------------------------
+# --- Branches for longer texts -----------------------------------------------
 
 BRANCHES = (ast.If, ast.IfExp, ast.While)
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -312,10 +313,10 @@ A_LENGTH = (
 def branches_on_length(
     model: object, longest: int
 ) -> Iterator[tuple[int, str, int, str]]:
-    """Yield where modules compare a length with a larger integer.
+    """Yield where modules compare a length with an integer over `longest`.
 
-    Each as the integer, the file, the line and the comparison. A branch that
-    only raises is none.
+    Each place has the integer, the file, the line and the comparison. Branches
+    that only raise are left out.
     """
     for part in model.modules() if isinstance(model, nn.Module) else ():
         kinds = [k for k in type(part).__mro__ if "forward" in vars(k)]
@@ -330,7 +331,7 @@ def branches_on_length(
 
 @cache
 def _comparisons(method: FunctionType) -> list[tuple[int, ast.Compare]]:
-    """Return the comparisons that a method's branches depend on."""
+    """Return the comparisons on which a method's branches depend."""
     code = inspect.unwrap(method).__code__
     lines, first = lines_of_code(code), code.co_firstlineno
     try:
@@ -350,9 +351,9 @@ def _comparisons(method: FunctionType) -> list[tuple[int, ast.Compare]]:
 
 
 def _number(part: nn.Module, test: ast.Compare) -> int:
-    """Return the integer that a length is compared with, or 0.
+    """Return the integer that a test compares a length with, or 0.
 
-    It stands there, or the module holds it.
+    The integer is a literal, or an attribute of the module.
     """
     sides = [test.left, test.comparators[0]]
     for side, other in (sides, sides[::-1]):

@@ -1,22 +1,23 @@
 // Draws the maps from the numbers in the page, and highlights names that
 // correspond. No framework; text is only ever set as text.
 
-// One byte for the size of a number: 1e-20 is 1, 1e5 and NaN are 255.
+// Read a byte as the size of a number: 1 is 1e-20; 255 is 1e5 or NaN.
 const size = (code) => (code ? 10 ** (-20 + ((code - 1) * 25) / 254) : 0);
 const sizes = (base64) => Float32Array.from(bytes(base64), size);
 
 const brief = (x) => (x === 0 ? "0" : x.toExponential(0));
-const token = (i) => `${i} \u201c${data.tokens[i]}\u201d`;
+const token = (tokens, i) => `${i} \u201c${tokens[i]}\u201d`;
 
-// Point at a cell, or walk with the arrow keys: tell(row, column).
-function explore(canvas, time, tell) {
+// Call tell(row, column) for the cell that the pointer or arrow keys choose.
+function explore(canvas, size, tell) {
   let at = [0, 0];
   const go = (row, column) => {
-    at = [row, column].map((n) => Math.min(time - 1, Math.max(0, n)));
+    at = [row, column].map((n) => Math.min(size() - 1, Math.max(0, n)));
     tell(...at);
   };
   for (const kind of ["pointermove", "click"])  // a touch does not move
-    canvas.addEventListener(kind, (event) => go(...cellAt(event, time, time)));
+    canvas.addEventListener(kind, (event) =>
+      go(...cellAt(event, size(), size())));
   canvas.addEventListener("keydown", (event) => {
     const step = ARROWS[event.key];
     if (!step) return;
@@ -25,17 +26,19 @@ function explore(canvas, time, tell) {
   });
 }
 
-{
-  const { time, largest } = data.influence;
+// Draws both influence maps on the canvases with a prefix, and describes cells;
+// returns a function that draws the maps of another text.
+function showInfluence(prefix, readout, first) {
   const sides = ["left", "right"];
-  const maps = sides.map((side) => sizes(data.influence[side]));
-  // On a logarithmic scale down to 1e-4. Rounding is nothing; a position seen
-  // too early must not be overlooked.
+  let { time, largest, tokens } = first;
+  let maps = sides.map((side) => sizes(first[side]));
+  // Use a logarithmic scale down to 1e-4. Hide rounding, but show every later
+  // token that influences an earlier position.
   const influence = (share, early) => share < 1e-12 ? 0
     : Math.min(1, Math.max(early ? 0.5 : 0.08, 1 + Math.log10(share) / 4));
   const draw = () => sides.forEach((side, n) => {
     const [full, leak] = [colour(`--map-${side}`), colour("--map-leak")];
-    fillCells(byId(`influence-${side}`), time, time, (i, j) =>
+    fillCells(byId(`${prefix}-${side}`), time, time, (i, j) =>
       [j > i ? leak : full,
         influence(maps[n][i * time + j] / (largest[n] || 1), j > i)]);
   });
@@ -43,15 +46,23 @@ function explore(canvas, time, tell) {
   for (const query of ["(prefers-color-scheme: dark)", "print"])
     matchMedia(query).addEventListener("change", draw);
   sides.forEach((side, n) =>
-    explore(byId(`influence-${side}`), time, (row, column) => {
-      byId("influence-readout").textContent =
-        `replacing ${token(column)} changes the prediction after ` +
-        `${token(row)} by ${brief(maps[n][row * time + column])} in ` +
+    explore(byId(`${prefix}-${side}`), () => time, (row, column) => {
+      byId(readout).textContent =
+        `replacing ${token(tokens, column)} moves the log-probabilities after ` +
+        `${token(tokens, row)} by up to ${brief(maps[n][row * time + column])} in ` +
         data.styles[n];
     }));
+  return (other) => {
+    ({ time, largest, tokens } = other);
+    maps = sides.map((side) => sizes(other[side]));
+    draw();
+  };
 }
 
-// Corresponding names: pointed at, or kept highlighted by their button.
+showInfluence("influence", "influence-readout",
+  { ...data.influence, tokens: data.tokens });
+
+// Highlight corresponding names under the pointer, or by their button.
 for (const concept of document.querySelectorAll(".concept")) {
   const light = (term, on, kind) => {
     for (const element of concept.querySelectorAll("[data-term]"))

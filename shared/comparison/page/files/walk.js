@@ -14,15 +14,15 @@ function colour(name) {
   return style.getPropertyValue(name).trim().split(" ").map(Number);
 }
 
-// The row and the column of a map that an event is in.
+// Return the row and the column of a map at an event.
 function cellAt(event, rows, columns) {
   const box = event.currentTarget.getBoundingClientRect();
   return [(event.clientY - box.top) / box.height * rows,
     (event.clientX - box.left) / box.width * columns].map(Math.floor);
 }
 
-// Each cell in the colour and the strength that cell(row, column) returns; a
-// cell without is left blank.
+// Draw each cell in the colour and strength that cell(row, column) returns; if
+// it returns neither, the cell stays blank.
 function fillCells(canvas, rows, columns, cell) {
   const paper = colour("--map-none");
   [canvas.width, canvas.height] = [columns, rows];
@@ -36,29 +36,79 @@ function fillCells(canvas, rows, columns, cell) {
   context.putImageData(image, 0, 0);
 }
 
+// Return the tiles of a text, those of the template or new ones.
+function makeTile(text, position) {
+  const [item, button, piece, id] = ["li", "button", "span", "span"].map((name) =>
+    document.createElement(name));
+  Object.assign(button, { type: "button", tabIndex: -1, value: position });
+  [piece.className, piece.textContent] = ["piece", text];
+  [id.className, id.textContent] = ["id", position];
+  button.append(piece, id);
+  item.append(button);
+  return item;
+}
+
+// Fill lists of tiles with the tokens of a text; some are raw bytes.
+function fillTiles(lists, tokens, raw) {
+  for (const tiles of lists) {
+    tiles.replaceChildren(...tokens.map(makeTile));
+    for (const position of raw) markRaw(tiles.children[position]);
+  }
+}
+
+function markRaw(element) {
+  element.classList.add("raw");
+  element.title = "raw bytes of a character that takes several tokens";
+}
+
+// The last tokens of a text up to a position, with raw bytes marked.
+function endAt(tiles, position) {
+  return [...tiles.children].slice(Math.max(0, position - 4), position + 1)
+    .map((tile) => {
+      const { textContent } = tile.querySelector(".piece");
+      if (!tile.matches(".raw")) return textContent;
+      const piece = document.createElement("span");
+      [piece.className, piece.textContent] = ["piece", textContent];
+      markRaw(piece);
+      return piece;
+    });
+}
+
+// Text whose words in backticks become code.
+function setMarked(element, text) {
+  element.replaceChildren(...text.split("`").map((words, i) => {
+    if (i % 2 === 0) return words;
+    const code = document.createElement("code");
+    code.textContent = words;
+    return code;
+  }));
+}
+
 // Goes through a forward pass: one step at a time, its text, its line in both
 // sources, a map of its values and, for one token, some of its numbers.
 function startWalk(walk) {
   let { steps, maps, columns, following, tokens, pieces } = walk;
+  let without = {};  // for each kind of step, what both sides do without a line
   const sides = ["left", "right"].map((side) => byId(`walk-${side}`));
   const items = steps.map((step) => byId(`step-${step.name}`));
   const count = steps.filter((step) => /\d$/.test(step.name)).length;
   const square = ({ kind }) => ["scores", "mask", "probabilities"].includes(kind);
   const ofTokens = (step) => ["logits", "log_probs"].includes(step.kind);
-  // Equal tokens are told apart by their positions.
+  // Distinguish equal tokens by their positions.
   const again = (token) =>
     tokens.indexOf(tokens[token]) !== tokens.lastIndexOf(tokens[token]);
   const quoted = (token) =>
     `\u201c${tokens[token]}\u201d` + (again(token) ? ` (${token})` : "");
   const dark = matchMedia("(prefers-color-scheme: dark)");
+  const coarse = matchMedia("(pointer: coarse)");
   const chosen = (name) => Number(byId(`walk-${name}`).value);
   const shown = [null, null];  // the map of each side
   const charts = [...document.querySelectorAll(".bars")];
-  let [heat, keep] = [10, 21];  // tenths; one more than are drawn is all
+  let [heat, keep] = [10, 21];  // in tenths; 21: keep all, not only 20
   let [at, timer] = [0, 0];
-  let column = 4;  // of the square's cell whose score is worked out
+  let column = 4;  // the column of the cell whose score is explained
 
-  // A map, or of a square the part that one head has.
+  // Return a map, or the part of a square that belongs to one head.
   function decode(number, head) {
     const [all, read, heads, total] = columns[number];
     const data = bytes(maps[number]);
@@ -72,20 +122,25 @@ function startWalk(walk) {
         head === null ? read : rows)] };
   }
 
-  // Negative numbers in one colour, positive ones in the other, 0 as paper;
-  // a blank column stands between two heads. Masked cells are left blank: the
-  // zeros of later positions, too, where the map holds probabilities.
+  const gapped = ({ square, heads, width }) =>
+    !square && heads > 1 && Number.isInteger(width / heads);
+
+  // Negative numbers have one colour, positive numbers another, 0 none. A blank
+  // column separates two heads. Masked cells are blank; in a map of
+  // probabilities these include the zeros of later positions, where any other
+  // number is a leak.
   function paint(canvas, map, weights) {
     const each = map.width / map.heads;
-    const apart = !map.square && map.heads > 1 && Number.isInteger(each);
-    const [below, above] = [colour("--map-left"), colour("--map-right")];
+    const apart = gapped(map);
+    const [below, above, leak] =
+      ["--map-left", "--map-right", "--map-leak"].map(colour);
     const width = map.width + (apart ? map.heads - 1 : 0);
     fillCells(canvas, map.rows, width, (i, column) => {
       if (apart && column % (each + 1) === each) return null;
       const j = column - (apart ? Math.floor(column / (each + 1)) : 0);
       const level = map.level(i, j);
       if (!level || (weights && j > i && level === 128)) return null;
-      return [level < 128 ? below : above, Math.sqrt(Math.abs(level - 128) / 127)];
+      return [weights && j > i ? leak : level < 128 ? below : above, Math.sqrt(Math.abs(level - 128) / 127)];
     });
   }
 
@@ -93,8 +148,8 @@ function startWalk(walk) {
     : !Number.isFinite(x) ? (x < 0 ? "\u2212\u221e" : "\u221e")
     : String(+x.toPrecision(digits));
 
-  // Beside the rows, and under the columns, of a map: every fourth position,
-  // and the chosen one, whose neighbours leave it room.
+  // Label every fourth row and column of a map, and the chosen one; labels too
+  // close to the chosen one are left out.
   function label(axis, shown, token, words) {
     axis.replaceChildren(...tokens.slice(0, shown).map((text, i) => {
       const label = document.createElement("span");
@@ -110,20 +165,26 @@ function startWalk(walk) {
     if (!map.square)
       return `${row} \u201c${tokens[row]}\u201d` +
         (ofTokens(step) ? ", for the first tokens of the vocabulary: " : ": ") +
-        numbers.map((x) => written(x)).join("  ") +
-        (numbers.length < map.total ? " \u2026" : "");
-    const seen = step.kind === "scores" ? tokens.length : row + 1;
+        numbers.slice(0, 6).map((x) => written(x)).join("  ") +
+        (Math.min(6, numbers.length) < map.total ? " \u2026" : "");
+    const leaks = step.kind === "probabilities" &&
+      numbers.slice(row + 1).some((x) => x > 0);
+    const seen = step.kind === "scores" || leaks ? tokens.length : row + 1;
     const most = numbers.slice(0, seen).map((x, token) => [x, token])
       .sort(([a], [b]) => b - a).slice(0, 4)
       .map(([x, token]) => `${quoted(token)} ${written(x, 2)}`);
     return `${row} \u201c${tokens[row]}\u201d` +
       { probabilities: " attends (looks) most to ", mask: ": highest scores: ",
-        scores: ": highest scores, not yet masked: " }[step.kind] +
+        scores: without.mask ? ": highest scores: "
+          : ": highest scores, not yet masked: " }[step.kind] +
       most.join(", ");
   }
 
   function cellOf(step, map, row, column) {
     const x = map.row(row)[column];
+    if (column > row && step.kind === "probabilities" && x > 0)
+      return `${quoted(row)} looks at ${quoted(column)}, although it comes ` +
+        `later: ${x.toFixed(2)}`;
     if (column > row && step.kind !== "scores")
       return `${quoted(row)} may not look at ${quoted(column)}, ` +
         `which comes later: ${written(x)}`;
@@ -133,7 +194,19 @@ function startWalk(walk) {
         written(x, 2);
   }
 
-  // How the chosen cell's score is made, and what this step makes of it.
+  // Return a number of a map that is not square, if the page has all of them.
+  function numberAt(map, row, place) {
+    const [each, gap] = [map.width / map.heads, gapped(map)];
+    if (gap && place % (each + 1) === each) return "";
+    const drawn = place - (gap ? Math.floor(place / (each + 1)) : 0);
+    const column = map.width < 2 ? 0
+      : Math.round(drawn * (map.total - 1) / (map.width - 1));
+    const x = map.row(row)[column];
+    return x === undefined || map.rows !== tokens.length ? ""
+      : `number ${column} of ${quoted(row)}: ${written(x)}`;
+  }
+
+  // Explain how the chosen score is computed, and how this step changes it.
   function workOut(step, map, index, layer, row) {
     const made = steps.findLast((other, i) => i <= at && other.factors.length);
     const [query, key, factor] = made?.factors[layer]?.[index] ?? [];
@@ -176,7 +249,7 @@ function startWalk(walk) {
     const pre = box.firstElementChild.style;
     pre.paddingBottom = box.scrollTop = 0;
     const [first, last] = [lines.find(isLit), lines.findLast(isLit)];
-    if (!first) return;  // in print
+    if (!first) return;  // no line is lit in print
     const pinned = lines[0].matches(".brief") ? lines[0].offsetHeight : 0;
     const room = box.scrollHeight - box.clientHeight;
     const least = last.offsetTop + last.offsetHeight - box.clientHeight;
@@ -192,8 +265,11 @@ function startWalk(walk) {
     const place = step.places[index];
     const remark = item.querySelector(
       `:scope > .lesson > .remark.${["left", "right"][index]} span`);
-    side.querySelector(".walk-remark").replaceChildren(
+    const now = without[step.kind];
+    if (now) setMarked(side.querySelector(".walk-remark"), now[index]);
+    else side.querySelector(".walk-remark").replaceChildren(
       ...remark ? remark.cloneNode(true).childNodes : []);
+    side.querySelector(".walk-place").className = "walk-place";
     side.querySelector(".walk-place").replaceChildren(
       ...item.querySelectorAll(".walk-line")[index].cloneNode(true).childNodes);
     side.querySelectorAll(".walk-source").forEach((source, number) => {
@@ -201,7 +277,7 @@ function startWalk(walk) {
       if (source.hidden) return;
       const lines = [...source.querySelectorAll(".line")];
       const numbered = (line) => Number(line.dataset.line);
-      // of the remark's names, the last lines before that assign them
+      // the last earlier lines that assign the names in the remark
       const named = Array.from(side.querySelectorAll(".walk-remark code"),
         ({ textContent: name }) => /^\w+$/.test(name) && lines.findLast((line) =>
           numbered(line) < place[1] && !line.matches(".fold") &&
@@ -213,11 +289,16 @@ function startWalk(walk) {
       }
       showLines(source.querySelector(".cell"),
         lines.filter((line) => line.checkVisibility()));
+      // mark a step whose code its changed line no longer has
+      const code = side.querySelector(".walk-place code")?.textContent;
+      if (lines.some((line) => line.matches(".taken.lit") &&
+          line.textContent.includes(code) && !line.dataset.now.includes(code)))
+        side.querySelector(".walk-place").classList.add("gone");
     });
     const number = step.maps[layer][index];
     const map = shown[index] = number === null ? null : decode(number,
       square(step) ? Math.min(chosen("head"), columns[number][2] - 1) : null);
-    // bars with names stand in place of the last map's columns
+    // bars with names replace the columns of the last map
     side.querySelector("figure").hidden = map === null ||
       (index === 1 && number === step.maps[layer][0]) ||
       (following && step.kind === "log_probs");
@@ -229,12 +310,15 @@ function startWalk(walk) {
     label(below, map.square ? map.rows : 0, token, false);
     side.querySelector(".walk-map").style.setProperty("--rows", map.rows);
     side.querySelector(".walk-map").classList.toggle("square", map.square);
+    const leaks = map.square && step.kind === "probabilities" &&
+      map.row(0).slice(1).some((x) => x > 0);
     const colours = `blue: above 0; ${dark.matches ? "orange" : "brown"}: below 0; ` +
       "the stronger, the further from 0. ";
     side.querySelector("figcaption").textContent = map.square
-      ? "A row is the position that looks, a column the position looked at; " +
+      ? "A row is the position that attends, a column the position attended to; " +
         (step.kind === "probabilities" ? "the stronger the blue, the larger. "
-          : colours) + (step.kind === "scores" ? "" : "Hatched: masked.")
+          : colours) + (leaks ? "Red: a later token, seen too early."
+          : step.kind === "scores" ? "" : "Hatched: masked.")
       : "A row is a position, a column " + (ofTokens(step)
         ? "one token of the vocabulary; " : "one of its numbers; ") +
         colours +
@@ -251,7 +335,8 @@ function startWalk(walk) {
       map.square ? workOut(step, map, index, layer, row) : "";
     side.querySelector(".walk-numbers").textContent = numbersOf(step, map, row);
     side.querySelector(".walk-cell").textContent = !map.square ? ""
-      : "Choose a cell, or use the arrow keys: its score is worked out.";
+      : `${coarse.matches ? "Tap a cell" : "Choose a cell, or use the arrow keys"}` +
+        ": its score is worked out.";
   }
 
   // The likeliest next tokens as bars. The weight of an id is the exponential
@@ -280,7 +365,6 @@ function startWalk(walk) {
       item.className = marked ? "actual" : "";
       return item;
     };
-    const end = tokens.slice(Math.max(0, token - 4), token + 1).join("");
     for (const chart of charts) {
       const bars = top.map((row) =>
         bar(pieces[row.id], row.weight / total, row === known));
@@ -288,8 +372,9 @@ function startWalk(walk) {
         bars.push(bar(pieces[next.id], next.weight / total, true));
       if (others) bars.push(bar(`${others} others`, rest / total, false));
       chart.querySelector("ol").replaceChildren(...bars);
-      chart.querySelector(".bars-said").textContent =
-        `After token ${token}, where the text so far ends in \u201c${end}\u201d:`;
+      chart.querySelector(".bars-said").replaceChildren(
+        `After token ${token}, where the text so far ends in \u201c`,
+        ...endAt(byId("walk-tokens"), token), "\u201d:");
       const said = [(heat / 10).toFixed(1), all ? "all" : keep];
       [heat, keep].forEach((value, i) => {
         chart.querySelectorAll("input")[i].value = value;
@@ -299,7 +384,7 @@ function startWalk(walk) {
     }
   }
 
-  // On the curves of the activation: numbers before and after it.
+  // Draw numbers before and after the activation on its curve.
   function drawDots(step, layer, token) {
     const curves = byId("walk-lesson").querySelector("svg");
     const before = steps.findLast((other, i) => i < at && other.kind === "widen");
@@ -307,7 +392,7 @@ function startWalk(walk) {
     const [wide, active] = [before, step].map((one) =>
       decode(one.maps[layer][0], null));
     for (let row = 0; row < wide.rows; row++)
-      wide.row(row).forEach((x, i) => {
+      wide.row(row).slice(0, 6).forEach((x, i) => {
         const dot = document.createElementNS(curves.namespaceURI, "circle");
         for (const [name, value] of Object.entries({ cx: x,
           cy: -active.row(row)[i], r: row === token ? .14 : .05 }))
@@ -330,13 +415,20 @@ function startWalk(walk) {
       "A value that both sides compute";
     byId("walk-lesson").replaceChildren(...Array.from(item.querySelectorAll(
       ":scope > .lesson > :not(.remark)"), (part) => part.cloneNode(true)));
+    if (without[step.kind]) {
+      const gone = document.createElement("p");
+      [gone.className, gone.textContent] = ["gone", "A line of this step is taken out " +
+        "of both models. The whole models do this:"];
+      byId("walk-lesson").prepend(gone);
+    }
     drawDots(step, layer, token);
     let what = item.querySelector(".walk-shape").textContent;
     if (step.layers.length) what = `layer ${step.layers[layer]}: ${what}`;
     const apart = step.apart[layer];
     if (apart !== null) what += apart === 0 ? "; both sides are equal"
-      : `; largest difference ${apart.toExponential(1)}`;
+      : `; largest difference ${apart.toExponential(1)}, in ${walk.dtype}`;
     predict(token);
+    document.dispatchEvent(new CustomEvent("walk-token", { detail: token }));
     byId("walk-what").textContent = what;
     byId("walk-stage").classList.toggle("steady", square(step) ||
       ["project", "mix", "join"].includes(step.kind));
@@ -357,10 +449,10 @@ function startWalk(walk) {
       other.toggleAttribute("aria-current", other === item);
     const list = document.querySelector(".walk-list");
     list.scrollTop = item.offsetTop - list.clientHeight / 3;
-    // disabled ones would lose the focus
+    // a disabled button would lose the focus
     byId("walk-back").setAttribute("aria-disabled", beside(-1) === at);
     byId("walk-on").setAttribute("aria-disabled", beside(1) === at);
-    // after the browser has gone to the line itself
+    // wait until the browser has scrolled to the line by itself
     if (scroll)
       requestAnimationFrame(() => setTimeout(() => {
         byId("walk-stage").scrollIntoView({ behavior: "instant" });
@@ -380,14 +472,14 @@ function startWalk(walk) {
     history.replaceState(null, "", `#step-${steps[at].name}`);
   }
 
-  // The step's beginning, where it is out of sight.
+  // Scroll to the beginning of the step if it is out of sight.
   function reveal() {
     const { top } = byId("walk-title").getBoundingClientRect();
     if (top < 60 || top > innerHeight / 2)
       byId("walk-stage").scrollIntoView({ behavior: "instant" });
   }
 
-  // A step a second, up to the last one; from there it begins again.
+  // Play one step a second up to the last one; after it, start again.
   function play(on) {
     clearInterval(timer);
     timer = on ? setInterval(() => {
@@ -405,14 +497,58 @@ function startWalk(walk) {
     go(at, false);
   }
 
-  // Another text's run: the same steps, other tokens and numbers.
-  function read(other) {
+  // Show the run of another text: the same steps, other tokens and numbers.
+  function read(other, token = chosen("token"), raw = []) {
     ({ steps, maps, columns, following, tokens, pieces } = other);
-    for (const tile of document.querySelectorAll(".tiles button"))
-      tile.firstElementChild.textContent = tokens[tile.value];
-    for (const option of byId("walk-token").options)
-      option.text = `${option.value} ${tokens[option.value]}`;
+    without = other.without ?? {};
+    fillTiles(document.querySelectorAll(".tiles"), tokens, raw);
+    byId("walk-token").replaceChildren(...tokens.map((text, i) =>
+      new Option(`${i} ${text}`, i)));
+    byId("walk-token").value = Math.min(token, tokens.length - 1);
+    column = Math.min(column, tokens.length - 1);
+    if (other.shapes) relabel(other.shapes, other.marks);
     go(at, false);
+  }
+
+  // The shapes of another length, and the lines that were taken out.
+  function relabel(shapes, marks) {
+    const shape = /\d+(\u00d7\d+)*\s*$/;
+    const none = marks.flat().length ? "not computed, as a line is taken out"
+      : "no new numbers: those of an earlier step";
+    items.forEach((item, i) => {
+      const [fact] = item.querySelectorAll(".walk-fact");
+      const [words, axes] = fact.querySelector(".walk-shape").childNodes;
+      const known = fact.dataset;  // as the page was served
+      known.words ??= words.data.replace(shape, "");
+      known.axes ??= axes?.textContent ?? "";
+      words.data = known.words + (shapes[i] || none);
+      if (axes) axes.textContent = shapes[i] ? known.axes : "";
+      while (fact.lastChild !== fact.querySelector(".walk-shape"))
+        fact.lastChild.remove();
+      const [apart] = steps[i].apart;
+      if (shapes[i] && apart !== null)
+        fact.append(apart === 0 ? ", equal" : `, ${apart.toExponential(1)} apart`);
+    });
+    for (const box of document.querySelectorAll(".boxes li")) {
+      const links = [...box.querySelectorAll("a")];
+      const last = steps.findIndex((step) =>
+        `#step-${step.name}` === links.at(-1).hash);
+      box.querySelector(".where").textContent = `gives ${shapes[last] || "nothing"}`;
+      for (const link of links) link.title = link.title.replace(/ \d\S*$/, "");
+    }
+    sides.forEach((side, index) => {
+      for (const line of side.querySelectorAll(".line.taken")) {
+        line.classList.remove("taken");
+        delete line.dataset.now;
+      }
+      const sources = side.querySelectorAll(".walk-source");
+      for (const [source, number, now] of marks[index])
+        for (const line of sources[source].querySelectorAll(".line"))
+          if (Number(line.dataset.line) === number) {
+            line.classList.add("taken");
+            line.dataset.now = now;
+          }
+    });
   }
 
   const linked = () =>
@@ -454,15 +590,16 @@ function startWalk(walk) {
   });
   for (const [index, side] of sides.entries()) {
     const canvas = side.querySelector("canvas");
-    const cell = (event) => cellAt(event, shown[index].rows, shown[index].width);
+    const cell = (event) => cellAt(event, shown[index].rows, shown[index].width +
+      (gapped(shown[index]) ? shown[index].heads - 1 : 0));
     const tell = (place, choice) => {
       const pointed = place.map((n) =>
         Math.max(0, Math.min(tokens.length - 1, n)));
       if (choice && shown[index].square) column = pointed[1];
       if (choice) choose(pointed[0]);
-      if (shown[index].square)
-        side.querySelector(".walk-cell").textContent =
-          cellOf(steps[at], shown[index], ...pointed);
+      side.querySelector(".walk-cell").textContent = shown[index].square
+        ? cellOf(steps[at], shown[index], ...pointed)
+        : numberAt(shown[index], pointed[0], place[1]);
     };
     canvas.addEventListener("pointermove", (event) => tell(cell(event)));
     canvas.addEventListener("click", (event) => {
@@ -498,21 +635,21 @@ function startWalk(walk) {
       event.target === document.body;
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key.toLowerCase() === "p") {
-      event.preventDefault();  // no choice by first letter
+      event.preventDefault();  // a list would choose by first letter
       play(!timer);
     }
     if (!step) return;
     play(false);
     if (!(inside || sideways) || event.target.closest("select, input, .cell")) return;
     event.preventDefault();
-    // out of sight with what stands above, so that text and map are seen
+    // scroll the content above out of sight, so that text and map are seen
     follow(beside(step),
       byId("walk-stage").getBoundingClientRect().top > 60);
   });
   addEventListener("hashchange", () => linked() < 0 || go(linked(), true));
   dark.addEventListener("change", () => go(at, false));
   byId("walk-stage").hidden = false;
-  if (following) byId("next").hidden = false;
+  if (following && byId("next")) byId("next").hidden = false;
   byId("walk").classList.add("alive");
   byId("walk-token").value = Math.min(5, tokens.length - 1);
   go(linked() >= 0 ? linked() : walk.opens, false);
@@ -520,6 +657,7 @@ function startWalk(walk) {
     document.querySelector(":target")?.scrollIntoView({ behavior: "instant" });
     go(at, linked() >= 0 || walk.opens > 0);
   });
+  return { read, choose };
 }
 
-if (data.walk) startWalk(data.walk);
+const walker = data.walk ? startWalk(data.walk) : null;

@@ -1,7 +1,14 @@
-"""What the page says of the style of minGPT."""
+"""Texts of the page about the style of minGPT."""
 
-# A common term, and the names that stand for it in the source: those that
-# the values of a run do not show.
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+Table = Float[Tensor, "batch heads time width"]
+
+# By concept: common terms, with their names in this style's source. Other
+# names are paired by the values that their calls return.
 NAMES = {
     "everywhere": {
         "width": ("n_embd", "C"),
@@ -22,7 +29,7 @@ NAMES = {
     "model": {"head": ("lm_head",)},
 }
 
-# What this style chose, where the mathematics leaves a choice.
+# By concept: what this style chose where the mathematics leaves a choice.
 CHOICES = {
     "embedding": "One line looks up a row in each of two tables and adds the "
     "two. Both tables are learned, and nothing is scaled.",
@@ -42,7 +49,7 @@ CHOICES = {
     "says so. `log_probs` applies log-softmax.",
 }
 
-# How each part is written, and how it takes over a GPT-2 checkpoint's.
+# By part: how this style writes the part, and how from_gpt2 fills its weights.
 WEIGHT_TRANSFER = {
     "token table": ("wte(x)", "copied"),
     "position table": ("a learned table, wpe", "copied"),
@@ -62,7 +69,7 @@ WEIGHT_TRANSFER = {
     "activation": ("GELU by tanh by default", "takes the config's"),
 }
 
-# How this style writes a step of a forward pass, where styles differ.
+# By kind of step: how this style writes the step, where the styles differ.
 STEPS = {
     "token": "The line takes the row of `wte` as it is.",
     "position": "`wpe` is a learned table, an nn.Embedding like `wte`.",
@@ -70,9 +77,8 @@ STEPS = {
     "the line that adds a part's output to x.",
     "project": "One matrix `c_attn` computes query, key and value of all "
     "heads in one product; `split` cuts the result in three.",
-    "scores": "The scores have no line of their own: "
-    "inside, scaled_dot_product_attention computes Q K\u1d40 and divides it "
-    "by \u221ad.",
+    "scores": "No line returns the scores: scaled_dot_product_attention "
+    "computes Q K\u1d40 inside, and divides it by \u221ad.",
     "mask": "This run builds no mask: `mask` is None. The argument "
     "`is_causal`, True here, makes scaled_dot_product_attention mask the "
     "later positions itself.",
@@ -91,3 +97,66 @@ STEPS = {
     "W = E.",
     "log_probs": "`log_probs` applies log_softmax to the logits.",
 }
+
+# By part: the edits that remove it from a copy (module, old text, new text).
+BREAKS = {
+    "mask": [
+        (
+            "attention",
+            "mask, is_causal = None, True",
+            "mask, is_causal = None, False",
+        )
+    ],
+    "scale": [
+        ("attention", "is_causal=is_causal", "is_causal=is_causal, scale=1.0")
+    ],
+    "positions": [
+        (
+            "model",
+            "self.transformer.wte(idx) + self.transformer.wpe(pos)",
+            "self.transformer.wte(idx)",
+        )
+    ],
+    "residual": [
+        ("block", "x = x + self.attn(", "x = self.attn("),
+        ("block", "x = x + self.mlp(", "x = self.mlp("),
+    ],
+}
+
+# By part, then by kind of step: how the step runs without the part.
+WITHOUT = {
+    "mask": {
+        "mask": "`mask` is None and `is_causal` is False, so "
+        "scaled_dot_product_attention masks nothing: softmax gets the scores "
+        "of later positions as well.",
+    },
+    "scale": {
+        "scores": "No line returns the scores: scaled_dot_product_attention "
+        "computes Q K\u1d40 inside, and `scale=1.0` leaves it as it is.",
+    },
+    "positions": {
+        "position": "No line reads `wpe` any more.",
+        "embedding": "The line adds nothing: x is the token's vector.",
+    },
+    "residual": {
+        "norm": "The line still calls `ln_1`, but does not add to x.",
+        "second_norm": "The line still calls `ln_2`, but does not add to x.",
+        "residual_attention": "The line sets x to attention's output and adds "
+        "nothing.",
+        "residual_feed_forward": "The line sets x to the output of `mlp` and "
+        "adds nothing.",
+    },
+}
+
+# The function that adds keys and values to the cache: module, name, lines.
+CACHE_SOURCE = (
+    "attention",
+    "KeyValueCache.append",
+    ("self.k[:, :, start", "self.v[:, :, start"),
+)
+
+
+def cached(cache: Any, layer: int) -> tuple[Table, Table]:
+    """Return a layer's keys and values."""
+    own = cache[layer]
+    return own.k[:, :, : own.length], own.v[:, :, : own.length]

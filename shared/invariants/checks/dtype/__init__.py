@@ -1,4 +1,4 @@
-"""Dtypes and devices."""
+"""A model runs in other dtypes and on other devices."""
 
 import re
 from contextlib import suppress
@@ -29,28 +29,34 @@ from ...check import Subject, check
 from .other_device import NAME as ELSEWHERE
 from .other_device import elsewhere
 
-# An operation that lacks a dtype altogether; mixed dtypes read otherwise.
+# Messages of an operation that lacks a kernel for a dtype. (Operands of mixed
+# dtypes raise other messages.)
 NO_KERNEL = re.compile(
     r"not implemented for '|to be Float32, BFloat16 or Float16|"
     r"Unsupported (?:input )?dtype|MPS framework doesn't support float64"
 )
-NONE = "no kernel for"  # a dtype: the limit of PyTorch
+NONE = "no kernel for"  # start of a note that PyTorch lacks a kernel
 NARROW = (torch.float16, torch.bfloat16)
 WIDE = (torch.float32, torch.float64)
-UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
+UNIQUE = 257  # bfloat16 represents all whole numbers below this
 
 
-@check(needs="weights")
+@check(needs="weights", weight=1.5)
 def check_dtype(subject: Subject) -> str:
     """.double(), .bfloat16(), .half() work; .to(device) moves everything.
 
-    Why: a tensor that is not a buffer stays behind, in another dtype or on
-    another device; float16 has no -1e9 for a mask, and bfloat16 no 257th
-    position.
-    How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
-    consecutive positions must stay different; one on the given device, or on
-    an emulated one; and one in float64, whose first line that casts to 16
-    bits fails a model that is built in float64.
+    Why: a tensor that is not a buffer keeps its dtype and its device. float16
+    cannot represent a mask of -1e9, nor bfloat16 the position 257.
+    How: a forward pass runs in each dtype, and on the given device or an
+    emulated one. In bfloat16 the text has up to 300 tokens, whose position
+    numbers must all differ. A forward in float64 finds lines that cast to 16
+    bits. A model that is built in float64 must not have such lines.
+    If it fails: a tensor that the forward makes itself needs the device and
+    the dtype of its input. A tensor that the model keeps must be a buffer.
+    Count positions as integers or in float32 (in bfloat16 256 and 257 are
+    equal), and mask with minus infinity or torch.finfo(dtype).min. A line that
+    casts to 16 bits inside a wider model is reported with its effect on
+    scores. It fails only a model built in float64.
     Reports: torch.arange(T) without the device ("Let's build GPT", cell 82);
     huggingface/transformers 29285, rotary positions in bfloat16.
     """
@@ -67,7 +73,8 @@ def check_dtype(subject: Subject) -> str:
             name = f"{answer} {name}"
         elif answer != dtype:
             name += f" answers in {dtype_name(answer)}"
-            # always float32: a decision, as in many models' heads
+            # scores that are always float32 are the author's choice: many
+            # heads cast them
             least = min(_bits(dtype), 32 if answer == fixed else 64)
             if _bits(answer) < least:
                 raise AssertionError(f"a model in {name}")
@@ -77,9 +84,9 @@ def check_dtype(subject: Subject) -> str:
 
 
 def _require_width(subject: Subject, tokens: Tensor) -> str:
-    """Return which line computes in 16 bits inside a wider model, or raise.
+    """Say which line of a wider model computes in 16 bits, or raise.
 
-    A model that is built in float64 is meant to be as precise.
+    A model that is built in float64 should compute in float64.
     """
     variant = changeable(subject)
     meant = variant.double
@@ -87,7 +94,8 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
     kinds = {p.dtype for p in variant.parameters if p.is_floating_point()}
     if quantised(variant.model) or not kinds or min(map(_bits, kinds)) < 32:
         return ""
-    redraw_zeros(variant.model, subject.generator())  # behind them none moves
+    # a weight of zeros would hide the lines before it
+    redraw_zeros(variant.model, subject.generator())
     with operations_through(Casts()) as seen:
         scores = variant.scores(tokens)
     if seen.first is None:
@@ -103,9 +111,9 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
 
 
 def _width_in_training(variant: Variant, tokens: Tensor) -> str:
-    """Return which line casts to 16 bits only in train mode, or raise.
+    """Return the line that casts to 16 bits only in train mode, or raise.
 
-    One that casts to float16, whose range is small, fails.
+    A cast to float16 always fails the check, because of float16's small range.
     """
     with (
         suppress(ModelRaised),
@@ -129,10 +137,10 @@ def _width_in_training(variant: Variant, tokens: Tensor) -> str:
 def _answer_in(
     subject: Subject, dtype: torch.dtype, tokens: Tensor
 ) -> torch.dtype | str:
-    """Return the dtype of the scores of a model cast to a dtype.
+    """Return the dtype of the scores after a cast of the model to a dtype.
 
-    A text names a failure that is not the model's fault: PyTorch has no
-    kernel for the dtype, or the range of the dtype is too small.
+    A string instead names a failure that is not the model's fault: PyTorch
+    has no kernel for the dtype, or the dtype's range is too small.
     """
     variant = changeable(subject, "a function has no dtype to change")
     time, seen, autocast = subject.lengths.fit(300), Casts(), Autocast()
@@ -166,22 +174,22 @@ def _answer_in(
 
 
 class Autocast:
-    """Notes whether a forward chooses dtypes by autocast."""
+    """Records whether a forward chooses dtypes by autocast."""
 
     inside = False
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a function, and note whether autocast is on."""
+        """Call a function, and record whether autocast is on."""
         self.inside |= any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         return func(*args, **kwargs)
 
 
 class Casts:
-    """Sees the first line that casts to 16 bits, and positions that meet.
+    """Records the first cast to 16 bits, and positions that it makes equal.
 
     Args:
-        positions: how many are to differ in bfloat16.
-        widen: whether casts of wider floats to 16 bits change nothing.
+        positions: how many positions must differ in bfloat16.
+        widen: whether to undo casts of wider floats to 16 bits.
     """
 
     NAMES = ("arange", "_to_copy", "copy_", "mul", "div", "add", "sub")
@@ -192,9 +200,9 @@ class Casts:
         self.same: tuple[int, int] | None = None
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Carry out an operation, and note a cast to 16 bits."""
+        """Run an operation, and note a cast to 16 bits."""
         dtype = kwargs.get("dtype")
-        if name == "copy_":  # into room of another dtype
+        if name == "copy_":  # copy_ converts to the dtype of the memory
             dtype, source = args[0].dtype, args[1].dtype
         else:
             source = getattr(args[0], "dtype", None) if args else None
@@ -211,7 +219,7 @@ class Casts:
         return answer
 
     def _look(self, x: Tensor) -> None:
-        """Record the first two positions that are equal in bfloat16."""
+        """Record the first two positions that bfloat16 makes equal."""
         if x.numel() != self.count or self.same:
             return
         x = x.flatten()

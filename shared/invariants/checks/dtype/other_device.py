@@ -1,4 +1,4 @@
-"""Another device, where a machine has none: it computes on the CPU."""
+"""Emulate a second device, which computes on the CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_map_only
 
 from ....running.operations import Operations, functions_through
 
-# The device's name. "meta" itself has no numbers, and imports for a second.
+# The name of the emulated device. Torch's own tensors on "meta" hold no data.
 NAME = "meta"
 ATEN = torch.ops.aten
-# Operations that take tensors of two devices, on CUDA as well.
+# Operations that take tensors of two devices, as on CUDA.
 ACROSS = {
     *(ATEN._to_copy, ATEN.copy_),
     *(ATEN.index, ATEN.index_put, ATEN.index_put_),
@@ -23,11 +23,11 @@ ACROSS = {
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """Inside, NAME is a device that computes.
+    """Emulate in the body a device, NAME, whose tensors the CPU computes.
 
-    A tensor that stays on the CPU cannot be combined with one that moved, as
-    on any two devices: RuntimeError, "same device". Attention is computed in
-    plain operations: a fused one knows the devices there are.
+    As with any two devices, a tensor that stays on the CPU cannot be combined
+    with one that moved: RuntimeError, "same device". Attention is computed by
+    plain operations, because a fused one rejects unknown devices.
     """
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
@@ -43,13 +43,13 @@ def elsewhere() -> Iterator[None]:
 
 
 class Away(Tensor):
-    """A tensor that says it is on the other device."""
+    """A tensor that claims to be on the emulated device."""
 
-    here: Tensor  # its numbers, on the CPU
+    here: Tensor  # the tensor's data, on the CPU
 
     @staticmethod
     def __new__(cls, here: Tensor) -> "Away":
-        """Return a tensor of this one's shape, strides and dtype."""
+        """Return a tensor like `here` that claims the emulated device."""
         away: Away = Tensor._make_wrapper_subclass(
             cls,
             here.size(),
@@ -69,7 +69,7 @@ class Away(Tensor):
 
 
 class _Operations(Operations):
-    """Computes each operation where its tensors are."""
+    """Runs each operation on the device of its tensors."""
 
     sees = (Away,)
 
@@ -78,7 +78,7 @@ class _Operations(Operations):
 
 
 def _numbers(function: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Make numbers of Python's tensors there, and the other way round."""
+    """Move data between tensors on the CPU and on the emulated device."""
     if function is Tensor.tolist and isinstance(args[0], Away):
         return args[0].here.tolist()
     if function in (torch.tensor, torch.as_tensor) and (
@@ -95,7 +95,7 @@ def _numbers(function: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _listed(index: Any) -> Any:
-    """Return a list of places as a tensor, which keeps its numbers."""
+    """Return a list of indices as a tensor, and any other index as it is."""
     return torch.tensor(index) if isinstance(index, list | range) else index
 
 

@@ -1,4 +1,4 @@
-"""No gradient is missing."""
+"""Each trainable parameter gets a gradient."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,35 +20,42 @@ from ....running.variant import Variant, changeable, doubled, larger
 from ....running.ways import TRAIN
 from ...check import Subject, check
 from .dead_parts import (
-    BOTH_ZERO,
-    DETACHED,
-    NEVER,
-    UNREACHED,
+    Reason,
     Slices,
     add_alive,
     in_words,
     reasons,
 )
 
-STEPS = 5  # of training, until no factor behind a zero is 0
+# training steps: enough for one factor to leave 0 and another to be trained
+STEPS = 5
 OWN_LOSS = "of the loss"
 
 
-@check(needs="gradients")
+@check(needs="gradients", weight=3)
 def check_gradient_flow(subject: Subject) -> str:
     """Over several batches every trainable parameter gets a gradient.
 
-    Why: a parameter that the optimiser never moves is dead weight: a layer
-    that is never called, a detached branch, two factors that are both 0; or
-    a part of it: hidden units that are cut off, positions that share a row, a
-    weight of a skip that is never read, a router that rounding moves.
-    How: cross-entropy of random targets in train mode, and the loss that the
-    model returns; what has no gradient is tried with zeros redrawn, and, if it
-    has one there, after some steps. Rows, columns and entries of vectors
-    without one are tried in the longest texts and with other weights. A matrix
-    that only rounding reaches is tried after some steps. A key's bias, frozen
-    parameters and rows that texts do not reach pass and are mentioned.
-    Reports: state-spaces/s4 26, parameters in use without a gradient.
+    Why: a parameter that the optimiser never moves is useless. Examples are a
+    layer that is never called, a detached branch, or two factors that are both
+    0. Part of a parameter may also be useless, such as hidden units that are
+    cut off, or positions that share a row.
+    How: gradients are those of the cross-entropy of random targets, in train
+    mode, and of the model's own loss. If a parameter has no gradient, its
+    zeros are redrawn. If it then has a gradient, the original weights are
+    trained for some steps. After these the parameter must have a gradient.
+    Rows, columns and vector entries without a gradient are tried again in the
+    longest texts and with other weights. A matrix whose gradient is only
+    rounding is judged again after some steps. A key's bias, frozen parameters
+    and rows that texts do not reach pass with a note.
+    If it fails: a parameter that the message names is never used, or its
+    result is detached. "Factors that are both 0": start one of them at random.
+    "16 of 32 rows of wpe.weight never move a score": these rows are useless.
+    Rows that move scores without a gradient are detached. Rows that longer
+    texts or another choice of experts may reach pass with a note. So do rows
+    of a head that belong to no id. check_vocabulary judges the rows of ids. A
+    parameter with a hook on its gradient is left out.
+    Reports: issue state-spaces/s4 26, parameters in use without a gradient.
     """
     subject.require_gradients()
     variant = changeable(subject, "a function has no parameters to see", TRAIN)
@@ -63,9 +70,9 @@ def check_gradient_flow(subject: Subject) -> str:
         raise AssertionError("the model has no trainable parameter")
     subject.budget.something_tried = True
     _require_gradients(variant, sizes)
-    # the numbers of quantised weights cannot be drawn again
+    # quantised weights cannot be redrawn, so their parts are not judged
     parts = {} if quantised(model) else _reasons(variant, alive)
-    for fault in (DETACHED, NEVER, BOTH_ZERO):
+    for fault in (Reason.DETACHED, Reason.NEVER, Reason.BOTH_ZERO):
         if fault in parts:
             raise AssertionError(f"{_first(parts[fault], 3)} {fault}")
     unit = max(
@@ -78,11 +85,11 @@ def check_gradient_flow(subject: Subject) -> str:
     hooked = [n for n, p in model.named_parameters() if p._backward_hooks]
     notes = {
         f"only rounding reaches {len(faint)}": faint,
-        f"the returned loss alone, and no score, has a gradient for "
+        f"only the returned loss, and no score, has a gradient for "
         f"{len(by_loss)}": by_loss,
         "frozen": frozen,
         "rows not judged, as a hook may mask their gradient": hooked,
-        UNREACHED: parts.get(UNREACHED),
+        Reason.UNREACHED: parts.get(Reason.UNREACHED),
     }
     return f"{len(sizes)} parameters" + "".join(
         f"; {note}: {_first(names, 3)}"
@@ -92,7 +99,7 @@ def check_gradient_flow(subject: Subject) -> str:
 
 
 def _require_gradients(variant: Variant, sizes: dict[str, float]) -> None:
-    """Require that each parameter gets a gradient, or does after steps."""
+    """Require a gradient for each parameter, perhaps after training steps."""
     without = [name for name, size in sizes.items() if size == 0]
     if not without:
         return
@@ -116,9 +123,10 @@ def _require_gradients(variant: Variant, sizes: dict[str, float]) -> None:
 def _require_more_than_rounding(
     subject: Subject, faint: list[str], count: int
 ) -> None:
-    """Require that no matrix has rounding as its gradient, after steps.
+    """Require a gradient above rounding in each matrix, after training steps.
 
-    Softmax ignores a bias of keys; a matrix that rounding reaches is dead.
+    The gradient of a key's bias may be only rounding, because softmax cancels
+    the bias. But a matrix whose gradient is only rounding has no use.
     """
     if not faint or current() is not None:
         return
@@ -127,7 +135,9 @@ def _require_more_than_rounding(
         return
     doubled(subject, variant.model)
     left = [name for name in faint if _is_matrix(variant, name)]
-    time = {1: subject.lengths.fit(32)}  # seed 0 has no loss of its own
+    # the length of the text by seed; with seed 0, the cross-entropy would be
+    # the only loss
+    time = {1: subject.lengths.fit(32)}
     for _ in range(STEPS if left else 0):
         sizes = _gradient_sizes(variant, time)
         least = FLOAT32_SHARE * max(sizes.values())
@@ -143,7 +153,7 @@ def _require_more_than_rounding(
 
 
 def _is_matrix(variant: Variant, name: str) -> bool:
-    """Whether a parameter is a matrix: a layer's, or one that moves scores."""
+    """Return whether a parameter is a Linear weight, or moves the scores."""
     model = variant.model
     weight = model.get_parameter(name)
     layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
@@ -159,17 +169,17 @@ def _is_matrix(variant: Variant, name: str) -> bool:
         return bool(differ(variant.scores(tokens), before))
 
 
-def _reasons(variant: Variant, alive: Slices) -> dict[str, list[str]]:
-    """Return rows and columns without a gradient by the reason, in words."""
+def _reasons(variant: Variant, alive: Slices) -> dict[Reason, list[str]]:
+    """Describe, by reason, the rows and columns that have no gradient."""
     subject = variant.subject
-    found = defaultdict[str, Slices](dict)
+    found = defaultdict[Reason, Slices](dict)
     with subject.budget.part("rows and columns", subject.block_size):
         for reason, key, slices in reasons(subject, alive, _gradient_sizes):
             found[reason][key] = slices
-    if in_words(found[BOTH_ZERO]):
+    if in_words(found[Reason.BOTH_ZERO]):
         again: Slices = {}
         _train(variant, again)
-        for key, slices in found[BOTH_ZERO].items():
+        for key, slices in found[Reason.BOTH_ZERO].items():
             slices &= ~again.get(key, slices)
     return {
         reason: words for reason, s in found.items() if (words := in_words(s))
@@ -179,28 +189,28 @@ def _reasons(variant: Variant, alive: Slices) -> dict[str, list[str]]:
 def _by_loss_alone(
     subject: Subject, sizes: dict[str, float], scored: set[str]
 ) -> list[str]:
-    """Return the parameters that no score gives a gradient."""
+    """Return the parameters that get a gradient, but from no score."""
     copy = None
     if current() is None and not scored.issuperset(sizes):
         copy = larger(subject)
     if copy is None:
         return []
-    # zeros hide what a step of training shows
+    # also in train mode, where scores may depend on more parameters
     _gradient_sizes(copy.run_as(TRAIN), scored=scored)
     return [name for name in sizes if name not in scored]
 
 
 def _first(names: list[str], count: int) -> str:
-    """Return the first names, and how many follow."""
+    """Return the first names and the count of the others, as a text."""
     more = len(names) - count
     rest = f" and {more} more" if more > 0 else ""
     return ", ".join(names[:count]) + rest
 
 
 def _stuck_at_zero(variant: Variant) -> list[str]:
-    """Return what still has no gradient after some steps, if factors are 0.
+    """Return parameters that have no gradient because factors stay at 0.
 
-    Those that are 0 come first.
+    Parameters that are all 0 come first.
     """
     parameters = dict(variant.model.named_parameters())
     left = _train(variant, {})
@@ -210,7 +220,7 @@ def _stuck_at_zero(variant: Variant) -> list[str]:
 
 
 def _train(variant: Variant, alive: Slices) -> list[str]:
-    """Take some steps; return what has no gradient after them."""
+    """Take training steps; return parameters that still have no gradient."""
     left: list[str] = []
     for _ in range(STEPS):
         _step(variant)
@@ -220,7 +230,7 @@ def _train(variant: Variant, alive: Slices) -> list[str]:
 
 
 def _step(variant: Variant) -> None:
-    """Move each parameter by 0.01 against the signs of its gradient."""
+    """Move each entry of a parameter by 0.01 against its gradient's sign."""
     with torch.no_grad():
         for p in variant.model.parameters():
             if p.grad is not None:
@@ -234,14 +244,15 @@ def _gradient_sizes(
     alive: Slices | None = None,
     scored: set[str] | None = None,
 ) -> dict[str, float]:
-    """Return the largest gradient entry that each parameter ever got.
+    """Return the largest gradient entry of each parameter over all texts.
 
-    Lengths are those of texts, by their seed. Alive gets the rows and columns
-    that have one, scored the names of parameters that have one by a score.
+    `lengths` has the length of each seed's text. `alive` receives the rows and
+    columns with a gradient, `scored` the parameters that get a gradient from
+    scores.
     """
     subject, model = variant.subject, variant.model
     short = subject.lengths.fit(32)
-    # a part may act in long texts only
+    # for each seed, the length of its text: some parts need long texts
     several = dict(enumerate([*[short] * 3, subject.block_size] * 4))
     trainable = {
         name: parameter
@@ -266,7 +277,7 @@ def _gradient_sizes(
                 }
         for name, parameter in trainable.items():
             if parameter.grad is not None:
-                # NaN is for check_finite
+                # NaN counts as a gradient of 1: check_finite reports it
                 grad = local_gradient(parameter.grad, parameter)
                 size = float(grad.nan_to_num(nan=1.0).abs().max())
                 sizes[name] = max(sizes[name], size)
@@ -281,10 +292,10 @@ def _gradient_sizes(
 def _losses(
     variant: Variant, tokens: Tensor, targets: Tensor, seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield losses, and how a failure in their backward pass names them.
+    """Yield losses, each with words for a failure of its backward pass.
 
-    After the first seed, which leaves something without a gradient, these are
-    also those of all else that scores ids, and of the model's own loss.
+    From the second seed on, while a parameter has no gradient, more losses
+    follow: those of other tensors that score ids, and the model's own.
     """
     subject = variant.subject
     scores = variant.scores(tokens, grad=True, seed=seed)
@@ -315,7 +326,8 @@ def _losses(
     if subject.caller.target_name is None:
         return
     losses = list[Tensor | None]()
-    with suppress(AssertionError):  # the matter of check_loss
+    # the model's own loss; check_loss reports its exceptions
+    with suppress(AssertionError):
         for ids, aims in variant.in_rows(tokens, targets):
             losses.append(scores_and_loss(variant, ids, aims)[1])
     trained = [x for x in losses if x is not None and x.requires_grad]

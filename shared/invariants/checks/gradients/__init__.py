@@ -1,4 +1,4 @@
-"""The gradient that a backward pass returns is the function's own."""
+"""A backward pass returns the gradient of the forward function."""
 
 from contextlib import suppress
 from typing import Any
@@ -39,19 +39,26 @@ from .differences import (
 )
 
 
-@check(implied_by=("check_purity",), needs="gradients")
+@check(implied_by=("check_purity",), needs="gradients", weight=4)
 def check_gradients(subject: Subject) -> str:
     """The gradient belongs to the function that the forward computes.
 
-    Why: with a backward of one's own, a detached factor, or a block that is
-    recomputed with another dropout mask, training goes somewhere else.
+    Why: with a wrong hand-written backward, a detached factor, or a block that
+    is recomputed with another dropout mask, a model trains with wrong
+    gradients.
     How: the derivative of a random combination of scores along a random
-    direction must be that of central differences, in eval and train mode; if
-    not, each parameter is tried alone. Twice the model's own loss must have
-    twice the gradient. In float32, where these are rough, a
-    direction is what a detach takes away. A call in inference mode comes
-    first: a table that it leaves cannot be trained with. Padding rows and
+    direction must equal the derivative by central differences, in eval and
+    train mode. If the two differ, parameters are tried one by one. Twice the
+    model's own loss must have twice the gradient. Differences are imprecise in
+    float32, so there one of the directions is the part of the gradient that a
+    detach removes. First the model runs in inference mode, because a table
+    that it keeps from this run would break training. Padding rows and
     parameters with gradient hooks are left out.
+    If it fails: look for a detach, a hand-written backward, a hook, a
+    checkpoint that does not preserve the random state, or a table made and
+    kept under torch.inference_mode(). Gradients through piecewise-constant
+    operations (straight-through estimators) are estimates. The check reports
+    that it did not judge them.
     Reports: allenai/OLMo-core 828, a checkpoint with another dropout mask.
     """
     subject.require_gradients()
@@ -61,11 +68,13 @@ def check_gradients(subject: Subject) -> str:
     generator = subject.generator()
     redraw_zeros(model, generator)
     tokens = subject.draw(3, 8, generator)
-    tokens[:, -1] = tokens[:, 0]  # an id that comes twice
+    tokens[:, -1] = tokens[:, 0]  # one id occurs twice in each row
     note, ranks = "", current()
-    # fully_shard keeps what it gathers in that mode
+    # not for fully_shard: it would keep the tensors that it gathers in
+    # inference mode
     if ranks is None and all(is_plain(type(p)) for p in variant.parameters):
-        with suppress(ModelRaised):  # as who looks before training may do
+        # first run inference, as users may do before training
+        with suppress(ModelRaised):
             variant.run_as(INFERENCE).scores(tokens)
     for case in (EVAL, TRAIN):
         note = _compare(variant.run_as(case), tokens, generator) or note
@@ -92,7 +101,7 @@ def _compare(
     if inside.unit > COARSE:
         raise SkipCheck("too coarse inside for differences")
     weights = torch.randn(scores.shape, generator=generator).to(scores)
-    backwards = Inside()  # ranks may sum gradients in another dtype
+    backwards = Inside()  # records the dtypes in which ranks sum gradients
 
     def gradients(scores: Tensor) -> dict[str, Tensor]:
         with during("in the backward pass"), operations_through(backwards):
@@ -116,9 +125,11 @@ def _compare(
         generator,
         _coarser(backwards, inside),
     )
-    names = [*largest_of(dict.fromkeys(free, 0.0))]  # stages have their own
+    # names of all ranks: pipeline stages have different parameters
+    names = [*largest_of(dict.fromkeys(free, 0.0))]
     wrong: dict[str, Pair] = {}
-    # the rounding of all would hide a fault of one
+    # one parameter at a time if gradients are coarse: with all together,
+    # rounding would hide a single fault
     each = along.coarse > 0 and not variant.subject.heavy
     if each or not along.smoothest(names).agree:
         pairs = {name: along.smoothest([name]) for name in names}
@@ -139,7 +150,7 @@ def _compare(
     if variant.case.training:
         variant.start_again()
         one, two = (variant.scores(tokens, seed=1, go_on=True) for _ in "ab")
-        if not one.equal(two):  # spectral norm estimates again each time
+        if not one.equal(two):  # as with a spectral norm
             return "; in train mode each call changes the next one's scores"
     require_finite(scores)
     name, pair = max(wrong.items(), key=lambda item: item[1].share)
@@ -170,7 +181,7 @@ def _require_scaled(
     functions: list[type] = []
     losses: list[float] = []
     for factor in (1.0, 2.0):
-        # check_loss and check_gradient_flow report these
+        # check_loss and check_gradient_flow report exceptions
         with suppress(AssertionError, ModelRaised):
             variant.start_again()
             _, loss = scores_and_loss(variant, tokens, tokens)
@@ -179,15 +190,18 @@ def _require_scaled(
             functions = own_functions(loss)
             losses.append(float(loss.detach()))
             with during("in the backward pass of the loss"):
-                found.append(
-                    gradients_of(
-                        factor * loss, parameters, materialize_grads=True
-                    )
+                grads = gradients_of(
+                    factor * loss, parameters, materialize_grads=True
                 )
-    # a loss that is another one each time has another gradient
+            # float32 saves memory, and shows a fault of a tenth
+            found.append([_in_short(g) for g in grads])
+            del grads
+    # a loss that changes between calls has no single gradient
     if len(found) < 2 or losses[0] != losses[1] or current() is not None:
         return
-    more = [two - 2 * one for one, two in zip(*found, strict=True)]
+    # subtract one gradient at a time: a third set of gradients would need much
+    # memory
+    more = (two.sub(one, alpha=2) for one, two in zip(*found, strict=True))
     size, apart = (
         sum(float(g.to_dense().double().square().sum()) for g in grads) ** 0.5
         for grads in (found[0], more)
@@ -205,19 +219,24 @@ def _require_scaled(
     )
 
 
+def _in_short(gradient: Tensor) -> Tensor:
+    """Return a float64 gradient in float32, any other gradient unchanged."""
+    return gradient.float() if gradient.dtype == torch.float64 else gradient
+
+
 def _coarser(backwards: Inside, inside: Inside) -> float:
-    """Return the unit of rounding of a backward pass, if it has a larger."""
+    """Return the backward's unit of rounding if above the forward's, or 0."""
     own = backwards.unit if backwards.dtypes else 0.0
     unit = float(largest(torch.tensor([own], dtype=torch.float64)))
     return unit if unit > inside.unit else 0.0
 
 
 def _taken_away(along: Along, whole: dict[str, Tensor]) -> dict[str, Pair]:
-    """Return the gradient of which a detach takes most, if differences tell.
+    """Return the gradient that a detach changes most, if it is wrong.
 
-    Steps as wide as float32 needs leave a tenth of a gradient uncertain. What
-    is taken away is known: whole is what the backward pass says without any
-    detach. In its direction the differences are nearer to one of the two.
+    In float32, finite differences leave a tenth of a gradient uncertain. But
+    along the part that the detach removes, they show which gradient is right.
+    `whole` has the gradients without any detach.
     """
     taken = {n: whole[n] - g for n, g in along.gradients.items()}
     name = max(taken, key=lambda n: float(taken[n].norm()))
@@ -231,7 +250,7 @@ def _taken_away(along: Along, whole: dict[str, Tensor]) -> dict[str, Pair]:
 
 
 class Attached:
-    """Takes no tensor out of the graph, and records the lines that would."""
+    """Keeps tensors in autograd's graph; records lines that would detach."""
 
     STOPS = (Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 
@@ -239,7 +258,7 @@ class Attached:
         self.places: dict[Place, None] = {}
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a function, unless it takes a tensor out."""
+        """Call a function, unless it detaches a tensor."""
         if func in self.STOPS and args[0].grad_fn is not None:
             self.places[find_place("detach")] = None
             return args[0].view_as(args[0])

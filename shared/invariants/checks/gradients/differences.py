@@ -1,6 +1,6 @@
-"""A derivative by the backward pass, and by differences of values."""
+"""Compare a derivative by the backward pass with finite differences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -11,50 +11,54 @@ from ....running.operations import is_plain
 from ....running.ranks import current, local, local_row
 from ....running.rounding import put_back_after
 
-STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
-SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
-ROUNDINGS = 3  # units in which the sum of many roundings stays
-WIDE = 1e-4  # a step that may cross a kink, so that only ROUGH is certain
+# sizes of the steps, tried in turn because a large step may cross a kink
+STEPS = (1, 1, 0.1, 0.1, 0.01)
+# uncertainty as a share of a derivative: below SMOOTH, no further step is
+# tried; above ROUGH, no verdict is possible
+SMOOTH, ROUGH = 1e-3, 0.1
+ROUNDINGS = 3  # many roundings of a value add up to at most this many units
+WIDE = 1e-4  # a larger step may cross a kink: only ROUGH is certain
 
-COARSE = 1e-4  # unit of rounding from which on nothing can be compared
-# Operations that stand still or jump: a gradient through them is estimated.
+# a unit of rounding above this is too coarse to compare gradients
+COARSE = 1e-4
+# Piecewise-constant operations: a gradient through them is an estimate.
 PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
 PIECEWISE |= {"argmin", "frac", "heaviside", "bucketize", "searchsorted"}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A derivative by the backward pass, and by differences of values."""
+    """A derivative by the backward pass, and one by finite differences."""
 
     backward: float
     difference: float
     uncertain: float
     size: float
-    least: float  # difference that counts
+    least: float  # the least difference that counts
 
     @property
     def agree(self) -> bool:
-        """Whether the two agree within the error of the differences."""
-        if self.uncertain > ROUGH * self.size:  # nothing can be said
+        """Return whether both agree within the error of finite differences."""
+        if self.uncertain > ROUGH * self.size:  # too uncertain to decide
             return True
         return self.apart <= max(self.uncertain, self.least)
 
     @property
     def apart(self) -> float:
-        """How far they are apart."""
+        """Return the distance of the two derivatives."""
         return abs(self.backward - self.difference)
 
     @property
     def share(self) -> float:
-        """How far they are apart, relative to the larger one."""
+        """Return the distance as a share of the larger derivative."""
         return self.apart / max(abs(self.backward), abs(self.difference))
 
 
 @dataclass
 class Along:
-    """Measures the derivative of a value along directions in parameters.
+    """Measures the derivative of a value along directions in weight space.
 
-    They are random, or those of `towards`.
+    The directions are random, or given by `towards`.
     """
 
     free: dict[str, tuple[nn.Parameter, int | None]]
@@ -63,11 +67,12 @@ class Along:
     step: float
     rounding: float
     generator: torch.Generator
-    coarse: float = 0.0  # unit of rounding of gradients, if values have less
+    # unit of rounding of gradients, if above that of values, else 0
+    coarse: float = 0.0
     towards: dict[str, Tensor] = field(default_factory=dict)
 
     def smoothest(self, names: list[str]) -> Pair:
-        """Measure it along directions in these until one is smooth."""
+        """Measure along some directions; return the most certain result."""
         pairs = []
         for share in STEPS:
             pairs.append(self._measure(names, share * self.step))
@@ -78,10 +83,11 @@ class Along:
     def _measure(self, names: list[str], step: float) -> Pair:
         directions, products = {}, {}
         ranks, generator = current(), self.generator
-        if ranks is not None:  # stages draw for other names
+        # pipeline stages draw different amounts: give each name its own seed
+        if ranks is not None:
             seed = int(torch.randint(2**31, (), generator=generator))
         for name in names:
-            if name not in self.free:  # another rank's
+            if name not in self.free:  # a parameter of another rank
                 continue
             p, padding = self.free[name]
             p = local(p)
@@ -94,7 +100,8 @@ class Along:
             if name in self.towards:
                 toward = self.towards[name]
                 noise = toward / toward.abs().square().mean().sqrt()
-            directions[name] = noise.to(p) * (size or 1.0)
+            # float32 even for a float64 parameter, to save memory
+            directions[name] = noise.to(p.device).mul_(size or 1.0)
             row = None
             if padding is not None:
                 row = local_row(self.free[name][0], padding)
@@ -107,9 +114,7 @@ class Along:
         if ranks is not None:
             of_all = ranks.inner(products)
             parts = [part for part, _ in of_all]
-        wide, near = (
-            self._difference(directions, by) for by in (step, step / 2)
-        )
+        wide, near = self._differences(directions, (step, step / 2))
         if ranks is not None and len(of_all) == 1:
             parts = [min(of_all[0], key=lambda one: abs(one - near))]
         size = sum(part**2 for part in parts) ** 0.5 + abs(near)
@@ -125,7 +130,7 @@ class Along:
         )
 
     def _rounding_of_gradients(self, directions: dict[str, Tensor]) -> float:
-        """Return by how much rounded gradients move a derivative, at most."""
+        """Return the largest effect of rounded gradients on a derivative."""
         if not self.coarse:
             return 0.0
         squares = torch.zeros(1, dtype=torch.float64)
@@ -136,15 +141,24 @@ class Along:
             squares = ranks.reduced(squares)
         return ROUNDINGS * self.coarse * float(squares.sqrt())
 
-    def _difference(self, directions: dict[str, Tensor], step: float) -> float:
-        moved, values = [self.free[name][0] for name in directions], []
-        for sign in (1, -1):
-            with put_back_after(moved), torch.no_grad():
-                for name, direction in directions.items():
-                    p = local(self.free[name][0])
-                    p.add_(direction, alpha=sign * step)
-                values.append(self.value())
-        return (values[0] - values[1]) / (2 * step)
+    def _differences(
+        self, directions: dict[str, Tensor], steps: Sequence[float]
+    ) -> list[float]:
+        """Return the derivative by finite differences for each step length."""
+        moved = [self.free[name][0] for name in directions]
+        found = []
+        with put_back_after(moved) as saved, torch.no_grad():
+            for step in steps:
+                values = []
+                for sign in (1, -1):
+                    for weight, value, direction in zip(
+                        moved, saved, directions.values(), strict=True
+                    ):
+                        p = local(weight).copy_(value)
+                        p.add_(direction, alpha=sign * step)
+                    values.append(self.value())
+                found.append((values[0] - values[1]) / (2 * step))
+        return found
 
 
 def free_parameters(
@@ -152,7 +166,7 @@ def free_parameters(
 ) -> dict[str, tuple[nn.Parameter, int | None]]:
     """Return the trainable parameters whose gradients no hook changes.
 
-    Each with its row of padding, if any, which gets no gradient by design.
+    Each comes with the index of its padding row (no gradient), or None.
     """
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     tables = {id(table.weight): table for table in embeddings}
