@@ -16,6 +16,7 @@ from browser import HOSTILE
 
 from gpt_duet import GPTConfig, annotated, check_model, mingpt_style
 from gpt_duet.agreement import enlarged_random_weights
+from gpt_duet.cli import compare
 from gpt_duet.cli.compare import (
     JUDGED_SECONDS,
     JUDGED_TOKENS,
@@ -475,7 +476,7 @@ def test_the_sentence_is_the_checks_own(port, side):
         vocab_size=256,
         block_size=JUDGED_TOKENS,
         checks=["check_causality"],
-        budget=JUDGED_SECONDS,
+        budget=JUDGED_SECONDS[0],
     ).results
     assert (own.status, own.message) == (answer["status"], answer["sentence"])
     assert own.status == "failed"
@@ -495,6 +496,14 @@ def test_the_headline_of_a_sound_model_says_proved(port, side):
         r"proved at lengths [\d, -]*8: no position sees a later token",
         answer["headline"],
     )
+
+
+def test_a_check_that_found_no_time_runs_again_with_more(monkeypatch):
+    _, copy = broken(STYLES[1], "mask")
+    monkeypatch.setattr(compare, "JUDGED_SECONDS", (1e-6,))
+    assert judge_causality(copy).status == "skipped"
+    monkeypatch.setattr(compare, "JUDGED_SECONDS", (1e-6, 60.0))
+    assert judge_causality(copy).status == "failed"
 
 
 @pytest.mark.slow

@@ -117,6 +117,7 @@ def test_a_reader_types_steps_writes_breaks_and_mends(browser, command, width):
     assert len(first) == 8
 
     # a step of the walk has the tokens of this text, and shows a cell's value
+    idle(browser)  # answers that arrive move what is below them
     click(browser, browser.one("#walk-on"))
     assert browser.one("#walk-at").text == "step 2 of 19"
     assert "1\u00d713\u00d7128" in browser.one("#walk-what").text

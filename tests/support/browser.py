@@ -118,6 +118,11 @@ class Browser:
         self.errors()
         self.requests()
         self.driver.get(f"{path.as_uri()}#{at}" if at else path.as_uri())
+        # On a busy machine the driver may return while the page is parsed.
+        self.wait_until(
+            "return location.href.startsWith(arguments[0])"
+            " && document.readyState === 'complete'", path.as_uri(),
+        )  # fmt: skip
 
     def open_by_itself(self, path, **how):
         """Open a file; require that it loads nothing else and is readable."""
@@ -166,11 +171,16 @@ class Browser:
 
     def wait_for_focus(self, selector):
         """Wait until an element has the focus."""
+        self.wait_until(
+            "return document.activeElement.matches(arguments[0])", selector
+        )
+
+    def wait_until(self, script, *arguments):
+        """Wait until a script returns true; an error after 30 seconds."""
         from selenium.webdriver.support.wait import WebDriverWait
 
-        script = "return document.activeElement.matches(arguments[0])"
-        WebDriverWait(self.driver, 10).until(
-            lambda _: self.js(script, selector)
+        WebDriverWait(self.driver, 30).until(
+            lambda _: self.js(script, *arguments)
         )
 
     def look_at(self, element, block="center"):
