@@ -2633,6 +2633,22 @@ def padding_by_an_upper_bound(self, x, ids):
     return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
 
 
+# A view that negates what it shows, as the imaginary part of conj() is
+
+
+@leak
+def hidden_scores_in_a_view_that_negates(self, x, ids):
+    hidden = x @ x.mT + LOWEST * later(x)
+    return torch._neg_view(hidden).softmax(-1) @ x
+
+
+@leak
+def hidden_scores_through_a_view_that_negates(self, x, ids):
+    stored = x.new_zeros(x.size(0), x.size(1), x.size(1))
+    torch._neg_view(stored).copy_(x @ x.mT + LOWEST * later(x))
+    return stored.softmax(-1) @ x
+
+
 # Several values for one place, and sizes that a kernel reads by itself
 
 
