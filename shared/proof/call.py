@@ -338,14 +338,23 @@ class Call:
         return not codes.numel() or int(codes.max()) == KNOWN
 
     def zeros(self, name: str, number: float = 0) -> Tensor:
-        """Return where an argument is known to equal a number."""
+        """Return where an argument is known to equal a number.
+
+        A known NaN counts as 0: both give the same product whatever the other
+        factor is. It comes from a softmax over a row that is hidden entirely.
+        """
         value = self.args[name]
         if not isinstance(value, Tensor):
             return torch.tensor(value == number, device=self.device)
         codes = self.of(value)
         if not (self.special and (codes == KNOWN).any()):
             return torch.zeros_like(codes, dtype=torch.bool)
-        return self.where(name, codes, lambda values: values == number)
+        nan = number == 0 and value.is_floating_point()
+        return self.where(
+            name,
+            codes,
+            lambda v: (v == number) | v.isnan() if nan else v == number,
+        )
 
     def where(
         self, name: str, codes: Tensor, test: Callable[[Tensor], Tensor]
@@ -409,6 +418,21 @@ class Call:
         if value.dtype == torch.bool or not (codes == KNOWN).any():
             return low
         return low | self.where(name, codes, lambda v: v.abs() >= least)
+
+    @property
+    def makes_nan_finite(self) -> bool:
+        """Return whether a known NaN would become a finite number."""
+        if self.name == "nan_to_num":
+            becomes = bool(self.get("nan", default=0))
+        elif self.name in ("fmax", "fmin"):
+            becomes = True
+        else:
+            becomes = not self.out.dtype.is_floating_point
+        return becomes and any(
+            self[name].is_floating_point()
+            and bool((self.given[id(self[name])] == KNOWN).any())
+            for name in self.tensors
+        )
 
     def infinite(self, name: str) -> Tensor:
         """Return the places where an argument is always minus infinity."""

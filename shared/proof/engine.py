@@ -351,7 +351,8 @@ class RuleTest:
             if low >= code:  # all numbers of this result may change
                 continue
             wrong = (old != new) & (codes < code)
-            if wrong.any() and (wrong & ~(old.isnan() & new.isnan())).any():
+            # a proof assumes that numbers are finite
+            if wrong.any() and (wrong & ~(old.isnan() | new.isnan())).any():
                 self.wrong = before.name, before.place
 
 

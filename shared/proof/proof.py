@@ -357,8 +357,9 @@ class Proof:
         on = self.conditions.append
         if notes.routed:
             on(f"tokens are routed as in this text ({_few(notes.routed)})")
-        if notes.padding:
-            where = _few(notes.padding)
+        hides_all = notes.padding | (notes.nans if notes.voids else {})
+        if hides_all:
+            where = _few(hides_all)
             on(
                 "no token, weight or random number hides all that a position "
                 f"sees, or shows what a mask hides, there ({where})"

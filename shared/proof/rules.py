@@ -667,7 +667,8 @@ def visible(
     """Ignore hidden numbers, unless all numbers along the axes are hidden.
 
     If all visible numbers may be lowered, a finite mask may hide nothing. Then
-    note the condition that some number stays above the mask.
+    note the condition that some number stays above the mask. A mask of minus
+    infinity makes such a row NaN.
     """
     if not bool(hidden.any()):
         return plain(codes)
@@ -679,6 +680,8 @@ def visible(
         finite = finite.any(axis, keepdim=True)
     if bool((lowered & finite & ~none).any()):
         call.note("padding", 0)
+    if bool((lowered & ~finite & ~none).any()):
+        call.note("voids", 0)
     return torch.where(hidden & ~none, KNOWN, plain(codes))
 
 

@@ -98,6 +98,8 @@ class Notes:
         masks, weak: finite masks that hide scores, and masks that do not.
         zeros: factors that are 0 everywhere.
         padding: where a token, weight or draw may hide all that a mask shows.
+        voids: where it may hide all numbers of a row, which is then NaN.
+        nans: where such a NaN would become a finite number.
         unknown: operations without a rule.
         routed: tokens that choose a route.
         compared: losses whose scores may depend on their targets.
@@ -109,6 +111,8 @@ class Notes:
     weak: dict[Place, float] = field(default_factory=dict)
     zeros: dict[Place, float] = field(default_factory=dict)
     padding: dict[Place, float] = field(default_factory=dict)
+    voids: dict[Place, float] = field(default_factory=dict)
+    nans: dict[Place, float] = field(default_factory=dict)
     unknown: dict[Place, str] = field(default_factory=dict)
     routed: dict[Place, float] = field(default_factory=dict)
     compared: dict[Place, str] = field(default_factory=dict)
@@ -598,6 +602,8 @@ class Shadows(Operations):
         func, outs = call.func, call.outs
         if self._is_replaced(func):
             return None
+        if call.special and call.makes_nan_finite:
+            call.note("nans", 0)
         found, rule = None, RULES.get(name)
         if rule is not None:
             found = rule(call)

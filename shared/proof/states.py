@@ -32,6 +32,7 @@ from ..running.model.kept_state import (
     changed,
     values_of,
 )
+from ..running.model.reach import Walk
 from ..running.operations import calls_seen_by
 from ..running.ranks import local, on_any
 from ..running.subject import Subject
@@ -96,7 +97,11 @@ def find_states(subject: Subject, copy: Copy) -> States:
     at_first, after = values_of(copy.model), rounds.run(0)
     if not on_any(bool(changed(at_first, after))):
         copy.built.put_back(always=True)
-        left, derived = rounds.left_by_calls()
+        left, derived = dict[str, None](), dict[str, Tensor]()
+        # calls that left the same objects fill none but these
+        held = Walk(copy.model).tensors.values()
+        if on_any(not all(isinstance(t, nn.Parameter) for t in held)):
+            left, derived = rounds.left_by_calls()
         unread = rounds.unread()
         found = replace(rounds.found(), moving=tuple(left), unread=unread)
         return replace(found, derived=derived)

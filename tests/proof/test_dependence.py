@@ -2102,6 +2102,60 @@ def test_a_sound_twin_of_a_reviewed_leak_is_proved(model):
     assert not [a for a in proof.assumptions if any(w in a for w in words)]
 
 
+def later_or_pads(x, ids):
+    """Return what a causal mask hides, or a padding id: a fifth of all ids."""
+    return later(x) | (ids % 5 == 0).unsqueeze(1)
+
+
+@sound
+def padding_under_a_softmax(self, x, ids):
+    shown = (x @ x.mT).masked_fill(later_or_pads(x, ids), -INF)
+    return shown.softmax(-1) @ x
+
+
+@sound
+def padding_whose_nan_becomes_zero(self, x, ids):
+    shown = (x @ x.mT).masked_fill(later_or_pads(x, ids), -INF)
+    return shown.softmax(-1).nan_to_num(0.0) @ x
+
+
+@sound
+def padding_under_fused_attention(self, x, ids):
+    return F.scaled_dot_product_attention(
+        x, x, x, attn_mask=~later_or_pads(x, ids)
+    )
+
+
+class PaddingInAnEncoder(Around):
+    """torch's own layer, with its own argument for padding."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(
+            layer, 1, enable_nested_tensor=False
+        )
+
+    def mix(self, x, ids):
+        padding = ids % 5 == 0
+        return self.encoder(x, later(x), padding, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        padding_under_a_softmax,
+        padding_whose_nan_becomes_zero,
+        padding_under_fused_attention,
+        PaddingInAnEncoder,
+    ],
+)
+def test_rows_that_padding_hides_entirely_are_proved(model):
+    proof = prove_causality(model, **SIZES, lengths=(2, 12))
+    assert proof.proved, str(proof)
+    assert not proof.conditions
+
+
 @pytest.fixture
 def nothing_called(monkeypatch):
     """Reset the state of models that record whether they were called."""

@@ -2633,6 +2633,28 @@ def padding_by_an_upper_bound(self, x, ids):
     return lowered.masked_fill(later(x), LOWEST).softmax(-1) @ x
 
 
+# A softmax makes a row that padding hides entirely NaN, which then becomes a
+# finite weight.
+
+
+@leak_with_many_ids
+def padding_whose_nan_becomes_one(self, x, ids):
+    seen = scores(x, -INF).masked_fill(pads(ids), -INF).softmax(-1)
+    return seen.nan_to_num(1.0) @ x
+
+
+@leak_with_many_ids
+def padding_whose_nan_becomes_a_mean(self, x, ids):
+    seen = scores(x, -INF).masked_fill(pads(ids), -INF).softmax(-1)
+    return seen.masked_fill(seen.isnan(), 1 / x.size(1)) @ x
+
+
+@leak_with_many_ids
+def padding_whose_nan_is_counted(self, x, ids):
+    seen = scores(x, -INF).masked_fill(pads(ids), -INF).softmax(-1)
+    return x + (seen != seen).sum(1).unsqueeze(2)
+
+
 # A view that negates what it shows, as the imaginary part of conj() is
 
 

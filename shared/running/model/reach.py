@@ -196,8 +196,8 @@ Keys = Collection[str] | None
 def _some(content: dict, only: Keys, left_out: Keys) -> dict[Any, Any]:
     if left_out is not None:
         return {k: v for k, v in [*content.items()] if k not in left_out}
-    if only is not None:
-        return {k: v for k, v in [*content.items()] if k in only}
+    if only is not None:  # a file may have many more names than these
+        return {k: content[k] for k in only if k in content}
     return {**content}
 
 
@@ -212,6 +212,9 @@ def _put(content: dict, only: Keys, left_out: Keys, saved: dict) -> None:
 def _attributes(
     path: str, content: dict, only: Keys = None, left_out: Keys = None
 ) -> Holder:
+    if only is not None:  # in the order of the file; a set has none
+        absent = sorted(name for name in only if name not in content)
+        only = [*(name for name in [*content] if name in only), *absent]
     read = partial(_some, content, only, left_out)
     write = partial(_put, content, only, left_out)
     return Holder(path, ".{}", read, write, None if only else content)
