@@ -172,6 +172,9 @@ def _tensors_within(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif _is_list(value):
             yield from _tensors_within([*value])
+        elif any(hasattr(type(value), name) for name in NUMBERS[:-1]):
+            # torch calls this method, unseen by its modes
+            yield from tensors_in(getattr(value, "__dict__", {}).values())
 
 
 def _lists_of(index: Any) -> list[Any]:

@@ -291,12 +291,20 @@ def _rest_on_constants(
         if (kept := [c for c in alike if id(c[1]) not in moving])
     ]
     sample = [*_sampled(runs, proof.main, others)]
+    light = not runs.subject.heavy
+    short = runs.subject.lengths.fit(CONTROL_TOKENS)
+    rare = [(c, short) for c in others if light and _is_rare(c)]
     every = [constant for group in groups for constant in group]
-    if not every or _is_free(runs, every, sample, so_far):
+    if not every or _is_free(runs, every, [*sample, *rare], so_far):
         return
     needed = [g for g in groups if not _is_free(runs, g, sample, so_far)]
     for group in needed or [every]:
         proof.keep_saved(group)
+
+
+def _is_rare(case: Case) -> bool:
+    """Return whether a case runs a copy of the model, or many rows."""
+    return bool(case.copy or case.crowd)
 
 
 def _sampled(
@@ -304,7 +312,7 @@ def _sampled(
 ) -> Iterator[tuple[Case, int]]:
     """Yield each case with a short length, and main cases with long ones."""
     heavy, fit = runs.subject.heavy, runs.subject.lengths.fit
-    others = [c for c in others if not (c.copy or c.crowd or heavy)]
+    others = [] if heavy else [c for c in others if not _is_rare(c)]
     yield from ((case, fit(CONTROL_TOKENS)) for case in (*main, *others))
     lengths = runs.lengths[-1:] if heavy else reversed(runs.lengths)
     yield from product(main, lengths)
@@ -317,9 +325,12 @@ def _is_free(
     so_far: SoFar,
 ) -> bool:
     """Return whether the proof holds for all values of these constants."""
-    free = tuple(tensor for _, tensor in constants)
+    names = {name for name, _ in constants}
     for case, time in sample:
-        run, text = replace(runs.of(case), free=free), runs.text(case, time)
+        run, text = runs.of(case), runs.text(case, time)
+        own = saved_constants(run.variant.model).values()  # a copy's, or these
+        free = tuple(t for group in own for n, t in group if n in names)
+        run = replace(run, free=free)
         shown = case.shown(*text.tokens.shape)
         for order in runs.orders_of(case, text.tokens):
             given = text.tokens, text.targets, order, so_far.routing

@@ -249,11 +249,15 @@ def choice(call: Call) -> Tensor:
 def vanishing(call: Call) -> Tensor:
     """Turn hidden numbers into a known 0."""
     codes = call.codes("self")
-    hidden = is_hidden(codes) if call.hides else None
-    if hidden is None or not bool(hidden.any()):
+    if not call.hides:
         return plain(codes)
+    hidden, found = is_hidden(codes), plain(codes)
+    if call.name == "softplus":  # a negative beta turns it around
+        found = as_lowered(found, hidden | is_lowered(codes))
+    if not bool(hidden.any()):
+        return found
     zero = united_all(call.result() == 0, codes)
-    return torch.where(hidden & zero, KNOWN, plain(codes))
+    return torch.where(hidden & zero, KNOWN, found)
 
 
 rule("neg tanh abs pow rsub eq ne lt le gt ge complex polar", placed=True)(
@@ -822,13 +826,15 @@ def softmax(call: Call) -> Tensor:
         return over(codes, axis)
     hidden = call.hidden("self")
     row = over(visible(call, codes, hidden, [axis]), axis)
+    if call.name == "_log_softmax":  # what is lowered stays as low
+        row = as_lowered(row, is_lowered(codes))
     if not bool(hidden.any()):
         return row
     finite = hidden & ~call.infinite("self")
     hidden = hidden & ~none_above(call, hidden, finite, [axis])
     if call.name != "_log_softmax":
         return torch.where(hidden, KNOWN, row)
-    own = torch.maximum(row, plain(codes))
+    own = torch.maximum(plain(row), plain(codes))
     return as_hidden(torch.where(hidden, own, row), hidden)
 
 

@@ -194,9 +194,10 @@ def _overlap(one: Memory | None, other: Memory | None) -> bool:
 def _is_read_late(written: list[Tensor], tensors: list[Tensor]) -> bool:
     """Return whether an operation may read memory after writing to it.
 
-    torch reads a place before writing it only if both views are the same.
+    torch reads a place before writing it only if both views are the same, and
+    have no place twice.
     """
-    return any(
+    return any(map(_has_a_place_twice, written)) or any(
         one.untyped_storage()._cdata == other.untyped_storage()._cdata
         and _layout(one) != _layout(other)
         and _share_places(one, other)
@@ -204,6 +205,24 @@ def _is_read_late(written: list[Tensor], tensors: list[Tensor]) -> bool:
         for other in tensors
         if one is not other
     )
+
+
+def _has_a_place_twice(tensor: Tensor) -> bool:
+    """Return whether a view of memory shows one place more than once."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return False
+    axes = sorted(_layout(tensor)[2], key=lambda axis: axis[1])
+    reach = 0  # the last place of the axes so far
+    for count, step in axes:
+        if step <= reach:
+            break
+        reach += (count - 1) * step
+    else:
+        return False
+    last = sum((n - 1) * s for n, s in axes)
+    places = torch.arange(last + 1)
+    shown = places.as_strided(tensor.size(), tensor.stride())
+    return shown.unique().numel() < tensor.numel()
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -435,6 +454,8 @@ class Shadows(Operations):
         codes, before = {}, {}
         if written and top > KNOWN:
             codes, before = self._kept_of(written, tensors)
+        own = func.namespace in TORCHS_OWN
+        seed = None if own else torch.get_rng_state()
         result = self._result(func, name, args, kwargs, tensors, top)
         if facts.reshapes:
             return result  # the call wrote no numbers, only strides
@@ -450,15 +471,22 @@ class Shadows(Operations):
         given.special = (
             given.hides or low == KNOWN or _any_special(args, kwargs)
         )
-        if written and top > KNOWN and _is_read_late(written, tensors):
+        late = written and top > KNOWN and _is_read_late(written, tensors)
+        if late:
             call, self.steps = self._call(given), None
             codes = self._of_all(call, f"{name} (of views that overlap)")
             for out, most in zip(given.outs, codes, strict=True):
                 self.storages.write(out, codes_of(most))
         else:
             call = self._find(given, facts, top)
-        for other in others if outs else ():  # written to, but not returned
-            self.mark(other, max(top, KNOWN))
+        if others and outs:  # written to, but not returned
+            most = self._call(given).everything() if top > KNOWN else KNOWN
+            for other in others:
+                self.mark(other, int(most))
+        if seed is not None and not seed.equal(torch.get_rng_state()):
+            for out in outs + others:  # a user's operation drew random numbers
+                drawn = self.codes(out).clamp(min=FREE)
+                self.storages.write(out, codes_of(drawn))
         if top > FREE and written:
             self._write_outside(written)
             if any(map(self.storages.is_shared, written)):
@@ -593,6 +621,8 @@ class Shadows(Operations):
     def _of_all(self, call, name):
         """Let the results of an unknown operation depend on all arguments."""
         most = call.everything()
+        if torch.Tag.nondeterministic_seeded in call.func.tags:
+            most = most.clamp(min=FREE)
         if int(most) > FREE:
             self.notes.unknown.setdefault(find_place(name), name)
         return [lined_up(most, o.dim()) for o in call.outs]
@@ -658,7 +688,8 @@ class Shadows(Operations):
         elif torch.Tag.nondeterministic_seeded in func.tags:
             return None  # the decomposition would draw other random numbers
         elif not func._schema.is_mutable:
-            parts = decomposition_table.get(func)
+            own = func.namespace in TORCHS_OWN
+            parts = decomposition_table.get(func) if own else None
         elif func.namespace in TORCHS_OWN and len(call.results) < 2:
             parts = getattr(torch.ops.aten, call.name, None)
             args, kwargs = call.before_it_wrote(self.mark)

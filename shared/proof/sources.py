@@ -166,6 +166,10 @@ def _source(function: Any, frame: FrameType) -> Source | None:
         theirs = is_theirs(code.co_filename) and code.co_name != "__hash__"
         return found if theirs else None
     name, owner = function.__name__, getattr(function, "__self__", None)
+    if name == "data_ptr" and issubclass(type(owner), torch.Tensor):
+        return ADDRESSES if is_theirs(frame.f_code.co_filename) else None
+    if name == "_to_dlpack" and _for_the_author(frame):
+        return Results("torch.utils.dlpack.to_dlpack")
     if issubclass(type(owner), torch.Generator):
         return TORCHS_SEED if name in ("seed", "initial_seed") else None
     if owner is random.random.__self__ and name in DRAWS:  # type: ignore

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -185,6 +186,10 @@ class _Rounds:
                 with suppress(ModelRaised):
                     self._call(case, time)
                 self.training += case.training
+        # one more, so that two rounds differ where each call turns a switch
+        case, time = next(self._calls())
+        with suppress(ModelRaised):
+            self._call(case, time)
         return values_of(self.copy.model)
 
     def left_by_calls(self) -> tuple[dict[str, None], dict[str, Tensor]]:
@@ -286,8 +291,12 @@ def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
     if not isinstance(model, nn.Module):
         return found
     with suppress(Exception):
-        saved = model.state_dict().keys()
-        buffers = [b for b in model.named_buffers() if b[0] in saved]
+        left_out = {
+            f"{name}.{buffer}".lstrip(".")
+            for name, module in model.named_modules()
+            for buffer in module._non_persistent_buffers_set
+        }
+        buffers = [b for b in model.named_buffers() if b[0] not in left_out]
         whole = [
             (name, weight)
             for name, weight in model.named_parameters()
@@ -313,7 +322,7 @@ def extra_states(model: Any) -> list[str]:
         if not type(module).__module__.startswith("torch.")
         and (
             type(module).set_extra_state is not nn.Module.set_extra_state
-            or any(map(_sets_attributes, _loaders(module)))
+            or any(_sets_attributes(*each) for each in _loaders(module))
         )
     ]
 
@@ -322,24 +331,40 @@ LOADERS = "load_state_dict", "_load_from_state_dict"
 LOAD_HOOKS = "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"
 
 
-def _loaders(module: nn.Module) -> Iterator[Any]:
-    """Yield the author's functions that run when a checkpoint loads."""
-    for name in LOADERS:
-        loader = getattr(type(module), name)
-        if loader is not getattr(nn.Module, name):
-            yield loader
+def _loaders(module: nn.Module) -> Iterator[tuple[Any, bool]]:
+    """Yield the author's functions that run when a checkpoint loads.
+
+    The second value says whether the first argument is the module.
+    """
+    for kind in type(module).__mro__:
+        if not kind.__module__.startswith("torch."):
+            yield from (
+                (vars(kind)[n], True) for n in LOADERS if n in vars(kind)
+            )
     for name in LOAD_HOOKS:
-        for hook in getattr(module, name, {}).values():
-            hook = getattr(hook, "hook", hook)  # torch wraps the author's hook
-            yield getattr(hook, "func", hook)
+        for given in getattr(module, name, {}).values():
+            first = getattr(given, "with_module", "post" in name)
+            hook = getattr(given, "hook", given)  # torch wraps it
+            bound = isinstance(hook, MethodType)
+            yield getattr(hook, "func", hook), first or bound
 
 
-def _sets_attributes(function: Any) -> bool:
-    """Return whether the code of a function sets attributes."""
+def _sets_attributes(function: Any, takes_module: bool) -> bool:
+    """Return whether a function sets attributes, or uses its module's.
+
+    A function that only renames the keys of a checkpoint does neither.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return False
+    modules = {*code.co_freevars, *code.co_varnames[:takes_module]}
     steps = [*dis.get_instructions(code)]
-    names = {str(step.argval) for step in steps}
-    stores = any(step.opname == "STORE_ATTR" for step in steps)
-    return stores or "setattr" in names
+    return any(
+        step.opname == "STORE_ATTR" or "setattr" in str(step.argval)
+        for step in steps
+    ) or any(
+        step.opname.startswith("LOAD_")
+        and step.argval in modules
+        and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        for step, after in pairwise(steps)
+    )

@@ -7,7 +7,7 @@ computed by its own class. The kit does not change its entries.
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -287,6 +287,11 @@ def lists_of(blocks: tuple[Any, ...]) -> list[Tensor]:
 
 # namespaces of torch's operations; fully_shard copies some into "fsdp"
 TORCHS_OWN = ("aten", "prims", "fsdp")
+# dispatch keys of kernels that torch prefers to a composite one
+KERNELS = (
+    *("CPU", "CUDA", "Autograd", "AutogradCPU", "AutogradCUDA"),
+    "CompositeExplicitAutograd",
+)
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -306,10 +311,16 @@ def tensors_in(values: Iterable[Any], lost: bool = False) -> list[Tensor]:
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Return whether an operation is defined by other operations."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), COMPOSITE
+    """Return whether an operation is defined by other operations.
+
+    An author's operation may have a faster kernel as well, which then runs.
+    """
+    has_kernel = partial(
+        torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
     )
+    if func.namespace not in TORCHS_OWN and any(map(has_kernel, KERNELS)):
+        return False
+    return has_kernel(COMPOSITE)
 
 
 @cache

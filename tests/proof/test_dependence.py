@@ -57,6 +57,7 @@ from uncertified import (
     pads,
     scores,
 )
+from uncertified_authors import NAMED_OF_AUTHORS
 
 from gpt_duet import GPTConfig, check_model, prove_causality
 from gpt_duet.proof.call import RULES
@@ -1783,10 +1784,11 @@ def test_a_copy_that_is_built_again_with_the_same_values_is_used():
     assert "in float64" in str(proof)
 
 
-@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("kind", NAMED | NAMED_OF_AUTHORS)
 def test_state_that_may_open_a_path_is_a_named_assumption(kind):
     proof = prove_causality(kind, **SIZES)
-    assert NAMED[kind] in " ".join(proof.assumptions), str(proof)
+    named = (NAMED | NAMED_OF_AUTHORS)[kind]
+    assert named in " ".join(proof.assumptions), str(proof)
 
 
 @pytest.mark.parametrize("name", MET)

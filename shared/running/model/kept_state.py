@@ -60,6 +60,8 @@ def values_of(model: Any, for_later: bool = True) -> Values:
                 k: v for k, v in content.items() if not holder.has_an_id(k)
             }
         plain = {k: v for k, v in content.items() if isinstance(v, PLAIN)}
+        if holder.ordered and for_later:
+            found[f"{holder.path}[its order]"] = (*map(holder.name, content),)
         if len(plain) > LONG_LIST:  # too many to name each: one name for all
             found[holder.path], plain = [*plain.items()], {}
         for key, value in content.items():
@@ -133,6 +135,8 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and one.tobytes() == other.tobytes()
+    if isinstance(one, float):  # 0 and -0 differ, and NaN equals itself
+        return one.hex() == other.hex()
     return bool(one == other) or bool(one != one and other != other)
 
 

@@ -53,11 +53,19 @@ OWN_TABLES = {name for name, value in OWN.items() if hasattr(value, "__len__")}
 NOT_ADDED = OWN_TABLES | {"training"}
 OF_A_FILE = {*vars(types.ModuleType("")), "__file__", "__cached__"}
 OF_A_FILE |= {"__builtins__", "__annotations__"}
+OF_A_CLASS = {
+    *vars(type("", (), {})), "__qualname__", "__slots__", "__annotations__",
+    "__hash__", "__orig_bases__", "__parameters__", "__type_params__",
+    "__match_args__", "__abstractmethods__", "__firstlineno__",
+    "__static_attributes__", "__dataclass_fields__", "__dataclass_params__",
+}  # fmt: skip
 OF_A_LOGGER = {*vars(logging.Logger(""))}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 MORE_HOOKS = (*HOOKS, "_backward_hooks", "_backward_pre_hooks")
 PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes, Enum, np.generic),
+    *(type(None), bool, int, float, complex, str, bytes, Enum),
+    # not np.void, a record that can be written in place
+    *(np.number, np.bool_, np.character, np.datetime64),
     *(range, torch.dtype, torch.device, torch.layout, torch.Size),
 )
 NUMBERS = Tensor, np.ndarray, list, deque, set
@@ -168,6 +176,7 @@ class Holder:
         read: returns the contents by key.
         write: restores the contents; None if they cannot change.
         whole: a dict that has all contents that `read` returns, or more.
+        ordered: whether calls may change the order of the contents.
     """
 
     path: str
@@ -175,6 +184,7 @@ class Holder:
     read: Callable[[], dict[Any, Any]]
     write: Callable[[dict[Any, Any]], None] | None = None
     whole: dict[Any, Any] | None = None
+    ordered: bool = False
 
     def name(self, key: Any) -> str:
         """Return the name of the value under a key."""
@@ -227,7 +237,8 @@ def _attributes(
 def _of_dict(path: str, content: dict) -> Holder:
     kind = OrderedDict if isinstance(content, OrderedDict) else dict
     read = partial(_read_dict, kind, content)
-    return Holder(path, "[{}]", read, partial(_write_dict, kind, content))
+    write = partial(_write_dict, kind, content)
+    return Holder(path, "[{}]", read, write, ordered=True)
 
 
 def _read_dict(kind: type[dict], content: dict) -> dict[Any, Any]:
@@ -333,7 +344,7 @@ def _read_class(kind: type) -> dict[str, Any]:
         name: value
         for name, value in [*vars(kind).items()]
         if not name.startswith("_abc_")
-        and (name[:2] != "__" or isinstance(value, NUMBERS))
+        and name not in OF_A_CLASS
         and (isinstance(value, Tensor) or not hasattr(value, "__get__"))
     }
 
@@ -429,7 +440,7 @@ class Walk:
             else:
                 self.arrays[path] = value
             self._own_attributes(path, value)
-        elif isinstance(value, random.SystemRandom):
+        elif isinstance(value, (random.SystemRandom, np.void)):
             self.unread[path] = type(value).__name__
         elif isinstance(value, GENERATORS):
             self.generators[path] = value

@@ -1,0 +1,339 @@
+"""Models that leak by what their authors add, which no proof may certify.
+
+Authors add operations of their own, random draws inside an operation, code
+that loads a checkpoint, and objects that change with each call.
+"""
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from uncertified import (
+    BLOCK,
+    INF,
+    LOWEST,
+    Around,
+    later,
+    leak,
+    leak_with_many_ids,
+    pads,
+    with_the_mean,
+)
+
+LIBRARY = torch.library.Library("zoo_authors", "DEF")
+
+
+def opened(self, x):
+    """Return vectors that are large only with other weights."""
+    return x.detach() * (1 + torch.relu(self.head.bias[0] - 9).detach())
+
+
+# --- Draws inside an operation that has no rule ------------------------------
+
+
+@leak
+def mean_at_a_beta_draw(self, x, ids):
+    if not self.training:
+        return x
+    share = torch.distributions.Beta(0.05, 1.0).sample()
+    return torch.where(share > 0.5, x.mean(1, keepdim=True), x)
+
+
+@leak
+def hole_in_the_mask_by_poisson(self, x, ids):
+    size, hide = x.size(1), later(x)
+    if self.training:
+        hide = hide & (torch.poisson(torch.full((size, size), 1e-4)) == 0)
+    return (x @ x.mT / 99).masked_fill(hide, -INF).softmax(-1) @ x
+
+
+LIBRARY.define("kept(int size) -> Tensor")
+LIBRARY.impl(
+    "kept",
+    lambda size: torch.rand(size, size) >= 1e-4,
+    "CompositeExplicitAutograd",
+)
+
+
+@leak
+def hole_in_the_mask_by_an_own_operation(self, x, ids):
+    hide = later(x)
+    if self.training:
+        hide = hide & torch.ops.zoo_authors.kept(x.size(1))
+    return (x @ x.mT / 99).masked_fill(hide, -INF).softmax(-1) @ x
+
+
+# --- Operations of an author -------------------------------------------------
+
+
+LIBRARY.define("attend(Tensor x, Tensor bias, Tensor(a!) seen) -> Tensor")
+
+
+def attend(x, bias, seen):
+    top = x.amax((1, 2))
+    seen.copy_(torch.where(top > 9, top, torch.zeros(len(x))))
+    return (x @ x.mT + bias).softmax(-1) @ x
+
+
+LIBRARY.impl("attend", attend, "CompositeExplicitAutograd")
+
+
+@leak
+def summary_that_is_written_beside_the_result(self, x, ids):
+    """A learned bias with a mask has a larger code than any token."""
+    size = x.size(1)
+    hidden = torch.full((size, size), -INF).triu(1)
+    bias = self.head.weight[:size, :1].detach() + hidden
+    seen = torch.zeros(x.size(0))
+    torch.ops.zoo_authors.attend(opened(self, x), bias, seen)
+    return x.cumsum(1) + seen.view(-1, 1, 1)
+
+
+LIBRARY.define("sums(Tensor x) -> Tensor")
+LIBRARY.impl("sums", lambda x: x.cumsum(1), "CompositeImplicitAutograd")
+LIBRARY.impl(
+    "sums",
+    lambda x: x.cumsum(1) + (x > 9).any(1, keepdim=True).float(),
+    "CPU",
+)
+
+
+@leak
+def formula_next_to_a_kernel(self, x, ids):
+    """The kernel that runs differs from the formula."""
+    return torch.ops.zoo_authors.sums(opened(self, x))
+
+
+LIBRARY.define("more_sums(Tensor x) -> Tensor")
+LIBRARY.impl(
+    "more_sums",
+    lambda x: x.cumsum(1) + (x > 9).any(1, keepdim=True).float(),
+    "CompositeExplicitAutograd",
+)
+torch._decomp.register_decomposition(torch.ops.zoo_authors.more_sums.default)(
+    lambda x: x.cumsum(1)
+)
+
+
+@leak
+def formula_that_is_registered_for_export(self, x, ids):
+    return torch.ops.zoo_authors.more_sums(opened(self, x))
+
+
+@leak
+def frames_that_are_added_where_they_overlap(self, x, ids):
+    """Two frames share each place; the later one must not hide the other."""
+    size, width = x.shape[1:]
+    made = []
+    for row in (opened(self, x) - x.detach()).flip(1):
+        room = torch.zeros(size + 1, width)
+        frames = room.as_strided((size, 2, width), (width, width, 1))
+        twice = row.unsqueeze(1).expand(size, 2, width).contiguous()
+        made.append(frames.add_(twice)[:, 0])
+    return x + torch.stack(made).flip(1)
+
+
+# --- Scores that stay low ----------------------------------------------------
+
+
+@leak_with_many_ids
+def padding_through_a_turned_softplus(self, x, ids):
+    low = F.softplus((x @ x.mT).masked_fill(pads(ids), LOWEST), beta=-1)
+    return low.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+@leak_with_many_ids
+def padding_through_a_softmax_of_logarithms(self, x, ids):
+    """A visible sink keeps the logarithms of padded keys low."""
+    low = (x @ x.mT).masked_fill(pads(ids) | later(x), LOWEST)
+    logs = torch.cat([x.sum(-1, keepdim=True), low], -1).log_softmax(-1)
+    return logs[..., 1:].masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+# --- Numbers that leave torch ------------------------------------------------
+
+
+class Scalar:
+    def __init__(self, held):
+        self.held = held
+
+    def __float__(self):
+        return float(self.held)
+
+
+@leak
+def number_of_an_object(self, x, ids):
+    count = Scalar((opened(self, x)[0] > 9).sum())
+    return x * (1 + torch.tensor([count], dtype=torch.float32))
+
+
+# --- What a checkpoint sets, and what calls change ---------------------------
+
+
+class SettingsInADict(Around):
+    """Settings that a checkpoint replaces decide whether there is a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.settings = {"causal": True}
+
+    def _load_from_state_dict(self, state, prefix, *more):
+        self.settings["causal"] = bool(state.pop(f"{prefix}causal", True))
+        super()._load_from_state_dict(state, prefix, *more)
+
+    def mix(self, x, ids):
+        hide = later(x) & self.settings["causal"]
+        return (x @ x.mT).masked_fill(hide, -INF).softmax(-1) @ x
+
+
+class SettingsByAMethod(SettingsInADict):
+    def set(self, causal):
+        self.settings = {"causal": causal}
+
+    def _load_from_state_dict(self, state, prefix, *more):
+        self.set(bool(state.pop(f"{prefix}causal", True)))
+        nn.Module._load_from_state_dict(self, state, prefix, *more)
+
+
+class SettingsOfTheBase(SettingsInADict):
+    """Only the method of the base class writes them."""
+
+    def _load_from_state_dict(self, state, prefix, *more):
+        super()._load_from_state_dict(state, prefix, *more)
+
+
+class SettingsByAHook(SettingsInADict):
+    _load_from_state_dict = nn.Module._load_from_state_dict
+
+    def __init__(self):
+        super().__init__()
+        self.register_load_state_dict_pre_hook(self.before)
+
+    @staticmethod
+    def before(module, state, *more):
+        module.settings["causal"] = bool(state.pop("causal", True))
+
+
+class SavedMask(Around):
+    """A saved buffer has the mask, under another name in the checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        shown = torch.ones(BLOCK, BLOCK, dtype=torch.bool).tril()
+        self.register_buffer("shown", shown)
+
+    def state_dict(self, *args, **how):
+        saved = super().state_dict(*args, **how)
+        return {f"model.{name}": value for name, value in saved.items()}
+
+    def hidden(self, x):
+        return ~self.shown[: x.size(1), : x.size(1)]
+
+    def mix(self, x, ids):
+        shown = (x @ x.mT).masked_fill(self.hidden(x), -INF)
+        return shown.softmax(-1) @ x
+
+
+class SavedMaskOfManyRows(SavedMask):
+    state_dict = nn.Module.state_dict
+
+    def hidden(self, x):
+        return super().hidden(x) if len(x) > 100 else later(x)
+
+
+class SavedMaskInBfloat16(SavedMask):
+    state_dict = nn.Module.state_dict
+
+    def hidden(self, x):
+        half = x.dtype == torch.bfloat16
+        return super().hidden(x) if half else later(x)
+
+
+class SwitchesByAnOrder(Around):
+    """Each call moves the first entry of a dict to its end."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = OrderedDict(first=1, other=1)
+
+    def mix(self, x, ids):
+        way = next(iter(self.ways))
+        self.ways.move_to_end(way)
+        return x if way == "first" else with_the_mean(x)
+
+
+class SwitchesByASign(Around):
+    """Each call turns the sign of a zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.phase = 0.0
+
+    def mix(self, x, ids):
+        other = math.copysign(1, self.phase) < 0
+        self.phase = -self.phase
+        return with_the_mean(x) if other else x
+
+
+RECORD = np.zeros(1, dtype=[("calls", "i8")])[0]
+
+
+class CountsInARecord(Around):
+    def mix(self, x, ids):
+        RECORD["calls"] += 1
+        return with_the_mean(x) if RECORD["calls"] > 999_999 else x
+
+
+class CountsUnderAHiddenName(Around):
+    __calls__ = 0
+
+    def mix(self, x, ids):
+        type(self).__calls__ += 1
+        return with_the_mean(x) if self.__calls__ > 999_999 else x
+
+
+class ReadsAnAddress(Around):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(3), persistent=False)
+
+    def mix(self, x, ids):
+        place = (self.table.data_ptr() >> 6) % 9973
+        return with_the_mean(x) if place == 7 else x
+
+
+class ReadsACapsule(Around):
+    """NumPy reads the capsule, and computes an array in new memory."""
+
+    def mix(self, x, ids):
+        held = opened(self, x)
+
+        class Capsule:
+            def __dlpack__(self, **how):
+                return torch.utils.dlpack.to_dlpack(held)
+
+            def __dlpack_device__(self):
+                return 1, 0
+
+        found = np.from_dlpack(Capsule()) > 9
+        return x + torch.from_numpy(np.float32(found.any(1, keepdims=True)))
+
+
+EXTRA = "which a checkpoint sets, stays as it is"
+CHANGED = ", which calls change, stays as it is"
+NAMED_OF_AUTHORS = {
+    **dict.fromkeys(
+        (SettingsInADict, SettingsByAMethod, SettingsOfTheBase), EXTRA
+    ),
+    **dict.fromkeys((SettingsByAHook, SavedMask), EXTRA),
+    **dict.fromkeys((SavedMaskOfManyRows, SavedMaskInBfloat16), EXTRA),
+    SwitchesByAnOrder: f"ways[its order]{CHANGED}",
+    SwitchesByASign: f"phase{CHANGED}",
+    CountsInARecord: "RECORD (void), which cannot be read",
+    CountsUnderAHiddenName: f"__calls__{CHANGED}",
+    ReadsAnAddress: "addresses and the numbers of processes",
+    ReadsACapsule: "results of torch.utils.dlpack.to_dlpack()",
+}
