@@ -84,6 +84,7 @@ def prove_case(
             leak, after = None, seen.so_far
             if seen.open_in is None:
                 leak, after = _moved(runs, case, seen)
+                leak = leak or _not_a_number(case, seen)
         except OutOfTime:
             verdict = replace(verdict, cut=True)
             break
@@ -176,6 +177,20 @@ def _moved(runs: Runs, case: Case, seen: _Seen) -> tuple[Open | None, SoFar]:
         so_far = replace(so_far, unfollowed=so_far.unfollowed | {path})
         before = runs.of(case).unfollowed(text.tokens, text.targets)
     return moves_unfollowed(runs, case, text, before, so_far), so_far
+
+
+def _not_a_number(case: Case, seen: _Seen) -> Open | None:
+    """Return that a score is NaN although an attention mask shows it.
+
+    A proof assumes finite numbers, and would hold for such a score in vain.
+    """
+    scores = seen.found.scores
+    if case.visible is None or scores is None:
+        return None
+    nan = scores.isnan().any(-1).cpu() & case.shown(*seen.text.tokens.shape)
+    if not on_any(bool(nan.any())):
+        return None
+    return Open(f"{case.name}: scores that the mask shows are NaN")
 
 
 def _runs_unfollowed(run: ModelRun, text: Text) -> bool:

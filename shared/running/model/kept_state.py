@@ -26,6 +26,7 @@ from .reach import CALLABLE, GENERATORS, HOOKS, PLAIN, Walk
 SMALL = 4096  # a frozen parameter up to this size belongs to the state
 LONG_LIST = 1000  # the plain values of a longer container are compared as one
 MOST_BYTES = 1 << 30  # most bytes of memory that are kept
+ORDER = "[its order]"  # the end of the name of a dict's order
 TOO_MANY = "more numbers than the kit keeps"
 
 # --- Values ------------------------------------------------------------------
@@ -61,7 +62,7 @@ def values_of(model: Any, for_later: bool = True) -> Values:
             }
         plain = {k: v for k, v in content.items() if isinstance(v, PLAIN)}
         if holder.ordered and for_later:
-            found[f"{holder.path}[its order]"] = (*map(holder.name, content),)
+            found[f"{holder.path}{ORDER}"] = (*map(holder.name, content),)
         if len(plain) > LONG_LIST:  # too many to name each: one name for all
             found[holder.path], plain = [*plain.items()], {}
         for key, value in content.items():
@@ -111,13 +112,18 @@ def _is_weight(tensor: Tensor) -> bool:
 def changed(before: Values, after: Values) -> list[str]:
     """Return the names of values that differ, in order."""
     names = [*after, *(n for n in before if n not in after)]
-    return [
+    found = [
         name
         for name in names
         if name not in before
         or name not in after
         or not _alike(before[name], after[name])
     ]
+    # a new key is told, not that it is the last one
+    told = {
+        name.rpartition("[")[0] + ORDER for name in found if ORDER not in name
+    }
+    return [name for name in found if name not in told]
 
 
 def _alike(one: Any, other: Any) -> bool:
