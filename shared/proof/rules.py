@@ -263,6 +263,7 @@ def vanishing(call: Call) -> Tensor:
 rule("neg tanh abs pow rsub eq ne lt le gt ge complex polar", placed=True)(
     pointwise
 )
+rule("poisson _standard_gamma binomial")(pointwise)
 rule(
     "fake_quantize_per_tensor_affine_cachemask "
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
@@ -469,6 +470,28 @@ def _write(
         0, places.flatten(), source.expand(places.shape).flatten(), "amax"
     )
     return torch.maximum(codes, written.view(sizes))
+
+
+@rule("_embedding_bag _embedding_bag_forward_only")
+def bags(call: Call) -> list[Tensor] | None:
+    """Let each result depend on the ids of its bag, and on the weights."""
+    if not call.known("offsets"):
+        return None
+    size, ids = call["indices"].numel(), call.plain("indices")
+    if call.get("per_sample_weights") is not None:
+        ids = torch.maximum(ids, call.plain("per_sample_weights"))
+    starts = call.value("offsets").tolist()
+    ends = starts[1:] + [size] * (not call["include_last_offset"])
+    ids, least = ids.expand(size), call.plain("weight").max()
+    rows = [
+        torch.cat([least[None], ids[start:end]]).amax()
+        for start, end in zip(starts, ends, strict=False)
+    ]
+    every = call.everything()
+    if not rows:
+        return [every] * len(call.outs)
+    codes = torch.stack(rows).unsqueeze(1)
+    return [codes, *[every] * (len(call.outs) - 1)]
 
 
 @rule("embedding index_select gather")

@@ -2065,6 +2065,20 @@ def classes_that_a_token_chooses(self, x, ids):
     return x * (place <= 3) + F.one_hot(ids % 8, num_classes=8)
 
 
+@sound
+def bags_of_three_tokens(self, x, ids):
+    """Each position has the mean of the last three tokens."""
+    steps = torch.arange(ids.size(1)).unsqueeze(1) - torch.arange(3)
+    bags = ids[:, steps.clamp(min=0)].flatten(0, 1)
+    found = F.embedding_bag(bags, self.tokens.weight)
+    return x + found.view(x.shape)
+
+
+@sound
+def draws_by_the_own_vector(self, x, ids):
+    return x + torch.poisson(x.abs()) / 99
+
+
 class RenamesKeys(Around):
     def _load_from_state_dict(self, state, prefix, *more):
         if (key := f"{prefix}wte.weight") in state:
@@ -2095,6 +2109,8 @@ class RenamesKeys(Around):
         views_that_share_no_place,
         padding_that_spares_the_own_key,
         masks_added_to_products,
+        bags_of_three_tokens,
+        draws_by_the_own_vector,
     ],
 )
 def test_a_sound_twin_of_a_reviewed_leak_is_proved(model):

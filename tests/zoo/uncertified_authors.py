@@ -66,6 +66,30 @@ def hole_in_the_mask_by_an_own_operation(self, x, ids):
     return (x @ x.mT / 99).masked_fill(hide, -INF).softmax(-1) @ x
 
 
+# --- Bags of tokens ---------------------------------------------------------
+
+
+@leak
+def bags_that_reach_ahead(self, x, ids):
+    steps = torch.arange(ids.size(1)).unsqueeze(1) + torch.arange(2)
+    bags = ids[:, steps.clamp(max=ids.size(1) - 1)].flatten(0, 1)
+    found = F.embedding_bag(bags, self.tokens.weight)
+    return x + found.view(x.shape)
+
+
+@leak
+def bags_of_weighted_tokens(self, x, ids):
+    flat, later_ones = ids.flatten(), x.flip(1)[..., 0].flatten()
+    found = F.embedding_bag(
+        flat,
+        self.tokens.weight,
+        torch.arange(flat.numel()),
+        mode="sum",
+        per_sample_weights=later_ones,
+    )
+    return x + found.view(x.shape)
+
+
 # --- Operations of an author -------------------------------------------------
 
 
