@@ -428,10 +428,11 @@ class Call:
             becomes = True
         else:
             becomes = not self.out.dtype.is_floating_point
-        return becomes and any(
-            self[name].is_floating_point()
-            and bool((self.given[id(self[name])] == KNOWN).any())
-            for name in self.tensors
+        given = [self[name] for name in self.tensors] if becomes else []
+        return any(
+            bool((self.given[id(tensor)] == KNOWN).any())
+            for tensor in given
+            if tensor.is_floating_point() and id(tensor) in self.given
         )
 
     def infinite(self, name: str) -> Tensor:

@@ -293,13 +293,26 @@ def _rest_on_constants(
     sample = [*_sampled(runs, proof.main, others)]
     light = not runs.subject.heavy
     short = runs.subject.lengths.fit(CONTROL_TOKENS)
-    rare = [(c, short) for c in others if light and _is_rare(c)]
+    rare = [
+        (case, short)
+        for case in others
+        if light and _is_rare(case) and _can_run(runs, case)
+    ]
     every = [constant for group in groups for constant in group]
     if not every or _is_free(runs, every, [*sample, *rare], so_far):
         return
     needed = [g for g in groups if not _is_free(runs, g, sample, so_far)]
     for group in needed or [every]:
         proof.keep_saved(group)
+
+
+def _can_run(runs: Runs, case: Case) -> bool:
+    """Return whether the model has the copy that a case needs."""
+    try:
+        runs.of(case)
+    except Exception:  # no copy, or no copy of this dtype
+        return False
+    return True
 
 
 def _is_rare(case: Case) -> bool:

@@ -61,7 +61,7 @@ def values_of(model: Any, for_later: bool = True) -> Values:
                 k: v for k, v in content.items() if not holder.has_an_id(k)
             }
         plain = {k: v for k, v in content.items() if isinstance(v, PLAIN)}
-        if holder.ordered and for_later:
+        if holder.ordered and for_later and len(content) <= LONG_LIST:
             found[f"{holder.path}{ORDER}"] = (*map(holder.name, content),)
         if len(plain) > LONG_LIST:  # too many to name each: one name for all
             found[holder.path], plain = [*plain.items()], {}
