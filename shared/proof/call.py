@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..running.operations import (
+    KERNELS,
     base_name,
     is_composite,
     is_view,
@@ -64,8 +65,7 @@ class Facts:
 
 
 # Dispatch keys of kernels that a model's Python code may replace.
-COMPUTING = {"CPU", "CUDA", "Autograd", "AutogradCPU", "AutogradCUDA"}
-COMPUTING |= {"CompositeExplicitAutograd", "CompositeImplicitAutograd"}
+COMPUTING = {*KERNELS, "CompositeImplicitAutograd"}
 OF_TORCH = {"_foreach_mm"}  # torch itself registers Python kernels for these
 
 

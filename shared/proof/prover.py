@@ -19,7 +19,7 @@ from ..visibility import takes_tokens
 from .cases import CaseVerdict, prove_case
 from .codes import FREE
 from .controls import CONTROL_TOKENS, SoFar
-from .engine import follow
+from .engine import ModelRun, follow
 from .proof import Open, Proof, leaves_torch
 from .runs import Runs
 from .shadows import Notes
@@ -197,7 +197,7 @@ def _prove_after(
     longest = [] if subject.heavy else runs.lengths[-1:]
     few = [*dict.fromkeys([*subject.fit(2, 5), *longest])]
     short = subject.fit(SEEDED)
-    same = [c for c in others if not (c.copy or c.crowd)]
+    same = [c for c in others if not _is_rare(c)]
     turns = [(case, few) for case in proof.main]
     turns += [(case, short) for case in same]
     found = [*_fold(runs, turns, so_far)]
@@ -291,28 +291,15 @@ def _rest_on_constants(
         if (kept := [c for c in alike if id(c[1]) not in moving])
     ]
     sample = [*_sampled(runs, proof.main, others)]
-    light = not runs.subject.heavy
+    proved = [] if runs.subject.heavy else filter(_is_rare, proof.cases)
     short = runs.subject.lengths.fit(CONTROL_TOKENS)
-    rare = [
-        (case, short)
-        for case in others
-        if light and _is_rare(case) and _can_run(runs, case)
-    ]
+    rare = [(case, short) for case in proved]
     every = [constant for group in groups for constant in group]
     if not every or _is_free(runs, every, [*sample, *rare], so_far):
         return
     needed = [g for g in groups if not _is_free(runs, g, sample, so_far)]
     for group in needed or [every]:
         proof.keep_saved(group)
-
-
-def _can_run(runs: Runs, case: Case) -> bool:
-    """Return whether the model has the copy that a case needs."""
-    try:
-        runs.of(case)
-    except Exception:  # no copy, or no copy of this dtype
-        return False
-    return True
 
 
 def _is_rare(case: Case) -> bool:
@@ -338,12 +325,10 @@ def _is_free(
     so_far: SoFar,
 ) -> bool:
     """Return whether the proof holds for all values of these constants."""
-    names = {name for name, _ in constants}
     for case, time in sample:
         run, text = runs.of(case), runs.text(case, time)
-        own = saved_constants(run.variant.model).values()  # a copy's, or these
-        free = tuple(t for group in own for n, t in group if n in names)
-        run = replace(run, free=free)
+        held = _in_copy(run, constants) if case.copy else constants
+        run = replace(run, free=tuple(tensor for _, tensor in held))
         shown = case.shown(*text.tokens.shape)
         for order in runs.orders_of(case, text.tokens):
             given = text.tokens, text.targets, order, so_far.routing
@@ -357,6 +342,15 @@ def _is_free(
             if on_any(rests or bool(found.open(shown))):
                 return False
     return True
+
+
+def _in_copy(
+    run: ModelRun, constants: list[tuple[str, Tensor]]
+) -> list[tuple[str, Tensor]]:
+    """Return the constants of a copy that have the names of these."""
+    names = {name for name, _ in constants}
+    every = saved_constants(run.variant.model).values()
+    return [each for alike in every for each in alike if each[0] in names]
 
 
 # --- The order in which cases and lengths are proved -------------------------

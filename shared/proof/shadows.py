@@ -6,6 +6,7 @@ A run records its steps, and notes about the assumptions of the proof.
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import FunctionType
 from typing import Any
 
@@ -212,14 +213,13 @@ def _has_a_place_twice(tensor: Tensor) -> bool:
     if tensor.is_contiguous() or not tensor.numel():
         return False
     axes = sorted(_layout(tensor)[2], key=lambda axis: axis[1])
-    reach = 0  # the last place of the axes so far
-    for count, step in axes:
-        if step <= reach:
-            break
-        reach += (count - 1) * step
-    else:
+    steps = [step for _, step in axes]
+    # the last place that each axis reaches together with those before it
+    *before, last = accumulate(
+        ((count - 1) * step for count, step in axes), initial=0
+    )
+    if all(step > place for step, place in zip(steps, before, strict=True)):
         return False
-    last = sum((n - 1) * s for n, s in axes)
     places = torch.arange(last + 1)
     shown = places.as_strided(tensor.size(), tensor.stride())
     return shown.unique().numel() < tensor.numel()
@@ -471,8 +471,7 @@ class Shadows(Operations):
         given.special = (
             given.hides or low == KNOWN or _any_special(args, kwargs)
         )
-        late = written and top > KNOWN and _is_read_late(written, tensors)
-        if late:
+        if written and top > KNOWN and _is_read_late(written, tensors):
             call, self.steps = self._call(given), None
             codes = self._of_all(call, f"{name} (of views that overlap)")
             for out, most in zip(given.outs, codes, strict=True):

@@ -33,7 +33,6 @@ from ..running.model.kept_state import (
     changed,
     values_of,
 )
-from ..running.model.reach import Walk
 from ..running.operations import calls_seen_by
 from ..running.ranks import local, on_any
 from ..running.subject import Subject
@@ -100,7 +99,7 @@ def find_states(subject: Subject, copy: Copy) -> States:
         copy.built.put_back(always=True)
         left, derived = dict[str, None](), dict[str, Tensor]()
         # calls that left the same objects fill none but these
-        held = Walk(copy.model).tensors.values()
+        held = copy.built.tensors.values()
         if on_any(not all(isinstance(t, nn.Parameter) for t in held)):
             left, derived = rounds.left_by_calls()
         unread = rounds.unread()

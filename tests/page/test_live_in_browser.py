@@ -48,11 +48,7 @@ def command():
 
 
 def wait_for(browser, script):
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    return WebDriverWait(browser.driver, 30, 0.05).until(
-        lambda _: browser.js(f"return {script}")
-    )
+    browser.wait_until(f"return {script}")
 
 
 def said(browser, words):

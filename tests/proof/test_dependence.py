@@ -1784,11 +1784,13 @@ def test_a_copy_that_is_built_again_with_the_same_values_is_used():
     assert "in float64" in str(proof)
 
 
-@pytest.mark.parametrize("kind", NAMED | NAMED_OF_AUTHORS)
+EVERY_NAMED = NAMED | NAMED_OF_AUTHORS
+
+
+@pytest.mark.parametrize("kind", EVERY_NAMED)
 def test_state_that_may_open_a_path_is_a_named_assumption(kind):
     proof = prove_causality(kind, **SIZES)
-    named = (NAMED | NAMED_OF_AUTHORS)[kind]
-    assert named in " ".join(proof.assumptions), str(proof)
+    assert EVERY_NAMED[kind] in " ".join(proof.assumptions), str(proof)
 
 
 @pytest.mark.parametrize("name", MET)

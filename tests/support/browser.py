@@ -179,7 +179,7 @@ class Browser:
         """Wait until a script returns true; an error after 30 seconds."""
         from selenium.webdriver.support.wait import WebDriverWait
 
-        WebDriverWait(self.driver, 30).until(
+        WebDriverWait(self.driver, 30, poll_frequency=0.05).until(
             lambda _: self.js(script, *arguments)
         )
 

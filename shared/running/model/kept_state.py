@@ -26,12 +26,24 @@ from .reach import CALLABLE, GENERATORS, HOOKS, PLAIN, Walk
 SMALL = 4096  # a frozen parameter up to this size belongs to the state
 LONG_LIST = 1000  # the plain values of a longer container are compared as one
 MOST_BYTES = 1 << 30  # most bytes of memory that are kept
-ORDER = "[its order]"  # the end of the name of a dict's order
 TOO_MANY = "more numbers than the kit keeps"
 
 # --- Values ------------------------------------------------------------------
 
 Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KeyOrder:
+    """The order of a dict's keys, by their names."""
+
+    names: tuple[str, ...]
+
+    def is_like(self, other: "KeyOrder") -> bool:
+        """Return whether the keys that both have are in the same order."""
+        both = {*self.names} & {*other.names}
+        orders = ([n for n in o.names if n in both] for o in (self, other))
+        return next(orders) == next(orders)
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,8 @@ def values_of(model: Any, for_later: bool = True) -> Values:
             }
         plain = {k: v for k, v in content.items() if isinstance(v, PLAIN)}
         if holder.ordered and for_later and len(content) <= LONG_LIST:
-            found[f"{holder.path}{ORDER}"] = (*map(holder.name, content),)
+            order = KeyOrder(tuple(map(holder.name, content)))
+            found[f"{holder.path}[its order]"] = order
         if len(plain) > LONG_LIST:  # too many to name each: one name for all
             found[holder.path], plain = [*plain.items()], {}
         for key, value in content.items():
@@ -112,18 +125,13 @@ def _is_weight(tensor: Tensor) -> bool:
 def changed(before: Values, after: Values) -> list[str]:
     """Return the names of values that differ, in order."""
     names = [*after, *(n for n in before if n not in after)]
-    found = [
+    return [
         name
         for name in names
         if name not in before
         or name not in after
         or not _alike(before[name], after[name])
     ]
-    # a new key is told, not that it is the last one
-    told = {
-        name.rpartition("[")[0] + ORDER for name in found if ORDER not in name
-    }
-    return [name for name in found if name not in told]
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -141,6 +149,8 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and one.tobytes() == other.tobytes()
+    if isinstance(one, KeyOrder):
+        return one.is_like(other)
     if isinstance(one, float):  # 0 and -0 differ, and NaN equals itself
         return one.hex() == other.hex()
     return bool(one == other) or bool(one != one and other != other)
