@@ -1,5 +1,6 @@
 """Set-up of the whole suite: fixture folders, hypothesis, shape checks."""
 
+import gc
 import importlib
 import json
 import os
@@ -58,6 +59,14 @@ def _require_rows(config, listed, items):
     for row in sorted(listed - known):
         if row.partition("::")[0] in files:
             raise pytest.UsageError(f"{SLOW_ROWS.name}: there is no {row}")
+
+
+def pytest_collection_finish():
+    """Leave modules and tests out of garbage collection, for speed.
+
+    The checks of heavy models collect garbage, which takes a second otherwise.
+    """
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
