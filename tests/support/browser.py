@@ -176,10 +176,10 @@ class Browser:
         )
 
     def wait_until(self, script, *arguments):
-        """Wait until a script returns true; an error after 30 seconds."""
+        """Wait until a script returns true; an error after 5 minutes."""
         from selenium.webdriver.support.wait import WebDriverWait
 
-        WebDriverWait(self.driver, 30, poll_frequency=0.05).until(
+        WebDriverWait(self.driver, 300, poll_frequency=0.05).until(
             lambda _: self.js(script, *arguments)
         )
 
