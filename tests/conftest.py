@@ -69,6 +69,7 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist adds groups to the ids
 def pytest_collection_modifyitems(config, items):
     """Mark tests as slow if they are listed or use a browser.
 
