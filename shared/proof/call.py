@@ -190,6 +190,10 @@ def parameters_of(func: Any) -> tuple[list[str], dict[str, Any], list[str]]:
 TERMS = ("self", "other", "alpha", "beta", "value", "max")  # may be numbers
 IDS = ("index", "indices")
 SCALARS = (int, float, complex)
+# Pointwise operations that may return finite numbers for NaN, and other ones
+# than for 0. So may polynomials, and nan_to_num, which has a rule of its own.
+NAN_TO_FINITE = {"fmax", "fmin", "copysign", "heaviside", "threshold"}
+NAN_TO_FINITE |= {"igamma", "igammac"}
 
 
 class Call:
@@ -298,9 +302,14 @@ class Call:
         return int(self._largest(left)) if left else KNOWN
 
     def _largest(self, ids: set[int]) -> Tensor:
-        """Return the largest code of tensors with these ids, except `out`."""
-        room = tensors_in(self.args.get(name) for name in self.results)
-        codes = [self.given[key] for key in ids - {*map(id, room)}]
+        """Return the largest code of tensors with these ids.
+
+        A tensor that is only given as `out` does not count.
+        """
+        room = {id(self.args.get(name)) for name in self.results}
+        read = (self.args[n] for n in self.args if n not in self.results)
+        room -= {*map(id, tensors_in(read))}
+        codes = [self.given[key] for key in ids - room]
         most = [plain(c).max() for c in codes if c.numel()]
         return torch.stack([full(KNOWN, 0, self.device), *most]).max()
 
@@ -420,14 +429,21 @@ class Call:
         return low | self.where(name, codes, lambda v: v.abs() >= least)
 
     @property
+    def is_scaled(self) -> bool:
+        """Return whether the result takes the scale of a quantised tensor."""
+        given = self.args.get("self")
+        quantised = isinstance(given, Tensor) and given.is_quantized
+        return quantised and self.name in OVERWRITTEN
+
+    @property
     def makes_nan_finite(self) -> bool:
         """Return whether a known NaN would become a finite number."""
         if self.name == "nan_to_num":
             becomes = bool(self.get("nan", default=0))
-        elif self.name in ("fmax", "fmin"):
-            becomes = True
         else:
-            becomes = not self.out.dtype.is_floating_point
+            becomes = self.name in NAN_TO_FINITE
+            becomes = becomes or "_polynomial_" in self.name
+            becomes = becomes or not self.out.dtype.is_floating_point
         given = [self[name] for name in self.tensors] if becomes else []
         return any(
             bool((self.given[id(tensor)] == KNOWN).any())

@@ -312,14 +312,20 @@ class Shadow:
         self.flatten()
         more = itemsize // self.itemsize
         if more > 1 and self.codes.numel() % more == 0:
-            codes = plain(self.codes).unflatten(0, (-1, more)).amax(1)
+            codes = _most_of(self.codes.unflatten(0, (-1, more)))
         elif self.itemsize > itemsize:
             codes = self.codes.repeat_interleave(self.itemsize // itemsize)
         else:
-            codes = full(self.top, 1, self.codes.device)
+            codes = _most_of(self.codes.unsqueeze(0))
         if codes.numel() != count:  # a call resized the storage
-            codes = full(self.top, 1, codes.device).expand(count).clone()
+            codes = _most_of(self.codes.unsqueeze(0)).expand(count).clone()
         self.codes, self.size, self.itemsize = codes, (count,), itemsize
+
+
+def _most_of(codes: Tensor) -> Tensor:
+    """Return the largest code of each row; some number may be low."""
+    low = (is_hidden(codes) | is_lowered(codes)).any(1)
+    return as_lowered(plain(codes).amax(1), low)
 
 
 SEEN = Shadow((), (), full(KNOWN, 0), 1, KNOWN, KNOWN)

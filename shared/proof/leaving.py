@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, _tensor_str
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -70,6 +71,10 @@ class _Leaving(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if func is F.multi_head_attention_forward and not kwargs["training"]:
+            # torch's fused layer, which no mode sees, reads the mask instead
+            hint = kwargs["is_causal"] and kwargs["attn_mask"] is None
+            return func(*args, **kwargs | {"is_causal": hint})
         if name not in WATCHED and "out" not in kwargs:
             return func(*args, **kwargs)
         if name == "__deepcopy__" and is_plain(type(args[0])):

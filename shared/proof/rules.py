@@ -42,7 +42,9 @@ LARGER = ("maximum", "fmax", "clamp", "clamp_min")
 # functions that are infinite at some finite number, as a logarithm is at 0
 POLES = (
     "log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit",
-    "atanh", "erfinv", "lgamma", "special_entr", "special_ndtri",
+    "atanh", "erfinv", "lgamma", "digamma", "polygamma", "special_entr",
+    "special_ndtri", "special_log_ndtr", "special_bessel_y0",
+    "special_bessel_y1",
 )  # fmt: skip
 
 
@@ -327,6 +329,36 @@ def padded(call: Call) -> Tensor:
     kept = codes.dim() - len(pad) // 2
     codes = codes.expand(*codes.shape[:kept], *call["self"].shape[kept:])
     return torch.nn.functional.pad(codes, pad, value=KNOWN)
+
+
+@rule("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
+def between(call: Call) -> Tensor:
+    """Let results depend on the numbers around their place in the input.
+
+    The kernel rounds places, so a number may have a weight that is 0 in the
+    formula.
+    """
+    given, out = call["self"], call.out
+    codes = call.plain("self")
+    axes = range(2, out.dim())
+    scales = [call.get(n) for n in call.args if n.startswith("scales")]
+    for axis, scale in zip(axes, scales, strict=True):
+        if codes.size(axis) == 1:
+            continue
+        last, count = given.size(axis) - 1, out.size(axis)
+        at = torch.arange(count, device=codes.device).double()
+        if call["align_corners"]:
+            at = at * (last / max(count - 1, 1))
+        else:
+            at = (at + 0.5) / (scale or count / (last + 1)) - 0.5
+        first, end = (
+            (at + by).floor().long().clamp(0, last) for by in (-0.01, 1.01)
+        )
+        middle = (first + 1).minimum(end)
+        codes = united(
+            *(codes.index_select(axis, ids) for ids in (first, middle, end))
+        )
+    return codes
 
 
 @rule(
@@ -913,6 +945,8 @@ def of_a_matrix(call: Call) -> list[Tensor]:
     """Let results depend on their whole matrix, but on no other matrix."""
     name = call.tensors[0]
     codes = over(call.plain(name), [-1, -2])[..., 0, 0]
+    if call.name == "_linalg_slogdet":  # minus infinity if it is singular
+        codes = as_lowered(codes, codes > KNOWN)
     batch = call[name].dim() - 2
     return [codes[(..., *(None,) * (o.dim() - batch))] for o in call.outs]
 

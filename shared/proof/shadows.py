@@ -146,6 +146,10 @@ PACKED = {getattr(torch.ops.aten, name).data for name in RECURRENT}
 # overloads to decompose, although the operation's other overloads have a rule
 DECOMPOSED = {torch.ops.aten.max.other, torch.ops.aten.min.other}
 DECOMPOSED.add(torch.ops.aten.where.default)
+DECOMPOSED |= {
+    getattr(torch.ops.aten, f"upsample_{kind}").vec
+    for kind in ("linear1d", "bilinear2d", "trilinear3d")
+}
 
 
 def _read_by(facts, args, tensors):
@@ -411,6 +415,8 @@ class Shadows(Operations):
         """Run a view, which shares the dependency codes of its storage."""
         self._meet(tensors_in(args))
         result = func(*args, **kwargs)
+        if func is torch.ops.aten.view.dtype:  # the bits of NaN are a number
+            self._note("nans", 0, name)
         if getattr(self.tape, "views", False):
             self._record(name, tensors_in((result,)), None)
         return result
@@ -479,9 +485,11 @@ class Shadows(Operations):
         else:
             call = self._find(given, facts, top)
         if others and outs:  # written to, but not returned
-            most = self._call(given).everything() if top > KNOWN else KNOWN
+            call = self._call(given)
+            most = call.everything() if top > KNOWN else full(KNOWN, 0)
+            lowered = as_lowered(most, most > KNOWN)
             for other in others:
-                self.mark(other, int(most))
+                self.mark(other, as_dtype(lowered, other.dtype))
         if seed is not None and not seed.equal(torch.get_rng_state()):
             for out in outs + others:  # a user's operation drew random numbers
                 drawn = self.codes(out).clamp(min=FREE)
@@ -618,18 +626,22 @@ class Shadows(Operations):
         return fitting
 
     def _of_all(self, call, name):
-        """Let the results of an unknown operation depend on all arguments."""
+        """Let the results of an unknown operation depend on all arguments.
+
+        They may be minus infinity.
+        """
         most = call.everything()
         if torch.Tag.nondeterministic_seeded in call.func.tags:
             most = most.clamp(min=FREE)
         if int(most) > FREE:
             self.notes.unknown.setdefault(find_place(name), name)
-        return [lined_up(most, o.dim()) for o in call.outs]
+        most = as_lowered(most, most > KNOWN)
+        return [as_dtype(lined_up(most, o.dim()), o.dtype) for o in call.outs]
 
     def _fitting(self, call, name):
         """Return dependency codes from a rule or decomposition, or None."""
         func, outs = call.func, call.outs
-        if self._is_replaced(func):
+        if self._is_replaced(func) or call.is_scaled:
             return None
         if call.special and call.makes_nan_finite:
             call.note("nans", 0)

@@ -18,6 +18,8 @@ from itertools import pairwise, product
 from types import MethodType
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..running.context import (
@@ -33,7 +35,7 @@ from ..running.model.kept_state import (
     changed,
     values_of,
 )
-from ..running.operations import calls_seen_by
+from ..running.operations import calls_seen_by, tensors_in
 from ..running.ranks import local, on_any
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant
@@ -189,7 +191,29 @@ class _Rounds:
         case, time = next(self._calls())
         with suppress(ModelRaised):
             self._call(case, time)
+        if not self.subject.heavy and isinstance(self.copy.model, nn.Module):
+            self._step_and_save(self.copy.model)
         return values_of(self.copy.model)
+
+    def _step_and_save(self, model: nn.Module) -> None:
+        """Run what training runs between calls: hooks, and code that saves.
+
+        Gradients are kept as they were, and no weight is updated.
+        """
+        if dist.is_available() and dist.is_initialized():
+            return  # the processes would have to exchange gradients
+        kept = [(weight, weight.grad) for weight in model.parameters()]
+        tokens, _ = self._texts(TRAIN, self.subject.lengths.fit(SHORT_TOKENS))
+        run = Variant(self.subject, self.copy, TRAIN)
+        for _ in range(2):  # an even number, so that a switch stays turned
+            with suppress(Exception):
+                answer = run.answer(tokens, grad=True, go_on=True)
+                found = [t for t in tensors_in((answer,)) if t.requires_grad]
+                torch.stack([t.sum() for t in found]).sum().backward()
+        with suppress(Exception):
+            model.state_dict()
+        for weight, grad in kept:
+            weight.grad = grad
 
     def left_by_calls(self) -> tuple[dict[str, None], dict[str, Tensor]]:
         """Return the tensors that calls fill from tokens, weights or draws.

@@ -261,8 +261,12 @@ class Variant:
 
     def _set_mode(self) -> None:
         mode = self.case.training
-        if getattr(self.model, "training", mode) != mode:
+        if getattr(self.model, "training", mode) == mode:
+            return
+        if mode or not isinstance(self.model, nn.Module):
             self.model.train(mode)
+        else:
+            self.model.eval()  # a model may prepare a faster path here
 
     def start_again(self) -> None:
         """Restore the copy's first state, including running statistics."""

@@ -8,8 +8,10 @@ import sys
 import warnings
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -57,14 +59,14 @@ from uncertified import (
     pads,
     scores,
 )
-from uncertified_authors import NAMED_OF_AUTHORS
+from uncertified_authors import NAMED_OF_AUTHORS, FusesForEval, LayerOfTorch
 
 from gpt_duet import GPTConfig, check_model, prove_causality
-from gpt_duet.proof.call import RULES
+from gpt_duet.proof.call import NAN_TO_FINITE, RULES
 from gpt_duet.proof.codes import CODES, KNOWN, plain
 from gpt_duet.proof.leaving import codes_carried
 from gpt_duet.proof.proof import lengths_in_words
-from gpt_duet.proof.rules import multiply
+from gpt_duet.proof.rules import POLES, multiply
 from gpt_duet.proof.shadows import Shadows
 
 pytestmark = pytest.mark.usefixtures("one_layer")
@@ -499,6 +501,76 @@ def hide_with(number):
 
 def mixed(name, method):
     return type("Mixed", (Attention,), {name: method})
+
+
+def pointwise_operations():
+    """Yield torch's pointwise operations of numbers, as functions of lists."""
+    for name in sorted(dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        for overload in getattr(packet, "overloads", list)():
+            func = getattr(packet, overload)
+            if (
+                torch.Tag.pointwise not in func.tags
+                or func._schema.is_mutable
+                or "backward" in name
+            ):
+                continue
+            kinds = [str(a.type) for a in func._schema.arguments]
+            given = [a for a in func._schema.arguments if not a.kwarg_only]
+            if "Tensor" in kinds[:1] and all(
+                str(a.type) in ("Tensor", "number", "float")
+                or a.has_default_value()
+                for a in given
+            ):
+                numbers = [
+                    str(a.type) == "Tensor"
+                    for a in given
+                    if not a.has_default_value()
+                ]
+                yield name, func, numbers
+
+
+def answer(func, tensors, numbers):
+    """Return an operation's result as a float, or None if it has none."""
+    given = [
+        torch.tensor(number) if tensor else number
+        for tensor, number in zip(tensors, numbers, strict=True)
+    ]
+    with suppress(RuntimeError, TypeError, NotImplementedError):
+        found = func(*given)
+        if isinstance(found, torch.Tensor) and found.is_floating_point():
+            return float(found)
+    return None
+
+
+# Divisions by 0 are outside of a proof; the others are infinite only there.
+DIVISIONS = {"div", "true_divide", "divide", "floor_divide", "addcdiv"}
+
+
+def test_operations_that_are_infinite_at_a_number_are_known():
+    some = (-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)
+    found = {
+        name
+        for name, func, tensors in pointwise_operations()
+        for numbers in product(some, repeat=len(tensors))
+        if answer(func, tensors, numbers) == -INF
+    }
+    assert found - DIVISIONS <= {*POLES}, found - DIVISIONS - {*POLES}
+
+
+def test_operations_that_make_nan_finite_are_known():
+    some, found = (-1.0, 0.0, 0.5, 1.0, 2.0), set()
+    for name, func, tensors in pointwise_operations():
+        for place in range(len(tensors)):
+            for rest in product(some, repeat=len(tensors) - 1):
+                of_nan, of_0 = (
+                    answer(func, tensors, [*rest[:place], v, *rest[place:]])
+                    for v in (math.nan, 0.0)
+                )
+                if of_nan is not None and math.isfinite(of_nan):
+                    found |= {name} if of_nan != of_0 else set()
+    others = {name for name in found if "_polynomial_" not in name}
+    assert others - {"nan_to_num"} <= NAN_TO_FINITE, others - NAN_TO_FINITE
 
 
 @pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
@@ -965,7 +1037,7 @@ def test_many_proved_networks_are_causal(steps, seed):
 
 
 class FastPath(nn.Module):
-    """A layer of torch, which may take a kernel that ignores its mask."""
+    """A layer of torch, whose slow path replaces the mask by a causal one."""
 
     vocab_size, block_size, seen = VOCAB, 8, 2
 
@@ -983,13 +1055,26 @@ class FastPath(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.unhooked
 @pytest.mark.parametrize(("seen", "proved"), [(1, True), (2, False)])
-def test_the_program_that_is_followed_is_the_one_that_runs(seen, proved):
+def test_the_mask_that_the_fast_path_reads_is_followed(seen, proved):
     model = type("FastPath", (FastPath,), {"seen": seen})
     proof = prove_causality(model)
     assert proof.proved == proved, str(proof)
-    assert ("in a plain run" in str(proof)) != proved
+    assert ("is_causal=True)` lets it through" in str(proof)) != proved
+
+
+class TwoWays(Around):
+    """The model takes another way under torch's modes, which follow it."""
+
+    def mix(self, x, ids):
+        followed = torch._C._len_torch_dispatch_stack()
+        return x.cumsum(1) if followed else x + x.flip(1)
+
+
+def test_the_program_that_is_followed_is_the_one_that_runs():
+    proof = prove_causality(TwoWays, **SIZES)
+    assert not proof.proved
+    assert "in a plain run" in str(proof)
 
 
 @pytest.mark.parametrize(
@@ -2081,6 +2166,30 @@ def draws_by_the_own_vector(self, x, ids):
     return x + torch.poisson(x.abs()) / 99
 
 
+@sound
+def smoothed_over_past_blocks(self, x, ids):
+    """Each third position begins a block, which sees only blocks before."""
+    size = x.size(1)
+    y = F.avg_pool1d(F.pad(x, (0, 0, 0, -size % 3)).mT, 3)
+    y = F.interpolate(y, scale_factor=3.0, mode="linear").mT
+    return x + F.pad(y, (0, 0, 6, 0))[:, :size]
+
+
+class FusesWithTheMask(FusesForEval):
+    def mix(self, x, ids):
+        weight = self.project.weight
+        if self.fused is not None and not self.training:
+            weight = self.fused[: len(weight)]
+        query = F.linear(x, weight)
+        hidden = (query @ query.mT).masked_fill(later(x), -INF)
+        return x + hidden.softmax(-1) @ x
+
+
+class CausalLayerOfTorch(LayerOfTorch):
+    def mix(self, x, ids):
+        return self.body(x, mask=later(x), is_causal=True)
+
+
 class RenamesKeys(Around):
     def _load_from_state_dict(self, state, prefix, *more):
         if (key := f"{prefix}wte.weight") in state:
@@ -2113,6 +2222,9 @@ class RenamesKeys(Around):
         masks_added_to_products,
         bags_of_three_tokens,
         draws_by_the_own_vector,
+        smoothed_over_past_blocks,
+        FusesWithTheMask,
+        CausalLayerOfTorch,
     ],
 )
 def test_a_sound_twin_of_a_reviewed_leak_is_proved(model):

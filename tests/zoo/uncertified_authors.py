@@ -15,6 +15,8 @@ from uncertified import (
     BLOCK,
     INF,
     LOWEST,
+    UNCERTIFIED,
+    WIDTH,
     Around,
     later,
     leak,
@@ -64,6 +66,244 @@ def hole_in_the_mask_by_an_own_operation(self, x, ids):
     if self.training:
         hide = hide & torch.ops.zoo_authors.kept(x.size(1))
     return (x @ x.mT / 99).masked_fill(hide, -INF).softmax(-1) @ x
+
+
+# --- Ways of torch that a run under the kit's modes does not take ------------
+
+
+class FusesForEval(Around):
+    """The fused path, which only eval() prepares, lacks the mask."""
+
+    fused = None
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+
+    def eval(self):
+        self.fused = self.project.weight.detach().repeat(2, 1)
+        return super().eval()
+
+    def mix(self, x, ids):
+        if self.fused is not None and not self.training:
+            query, key = F.linear(x, self.fused).chunk(2, -1)
+            return x + (query @ key.mT).softmax(-1) @ x
+        query = self.project(x)
+        hidden = (query @ query.mT).masked_fill(later(x), -INF)
+        return x + hidden.softmax(-1) @ x
+
+
+class FusesForEvalInside(nn.Module):
+    """As FusesForEval, below a module that passes eval() on."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = FusesForEval()
+
+    def eval(self):
+        self.inner.eval()
+        return super().eval()
+
+    def forward(self, ids):
+        return self.inner(ids)
+
+
+class LayerOfTorch(Around):
+    """torch's fused layer reads the mask, although is_causal is True.
+
+    The slow path, which runs under torch modes, drops the mask.
+    """
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 2, 16, dropout=0.0, batch_first=True
+        )
+        self.body = nn.TransformerEncoder(layer, 2)
+
+    def mix(self, x, ids):
+        open_ = self.head.bias[0] > 9
+        hide = later(x) & ~open_
+        return self.body(x, mask=hide, is_causal=True)
+
+
+class PrefixOfMarkedTexts(LayerOfTorch):
+    vocab_size = 17_000
+
+    def mix(self, x, ids):
+        marked = ids * 7919 % 17_000 == 16_999
+        last = (marked * torch.arange(ids.size(1))).amax()
+        seen = torch.arange(ids.size(1)) <= last
+        mask = torch.zeros(len(seen), len(seen)).masked_fill(later(x), -INF)
+        return self.body(x, mask=mask.masked_fill(seen, 0), is_causal=True)
+
+
+class AttentionOfTorch(Around):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def mix(self, x, ids):
+        hide = later(x) & (self.head.bias[0] < 9)
+        how = {"attn_mask": hide, "is_causal": True, "need_weights": False}
+        return x + self.body(x, x, x, **how)[0]
+
+
+for kind in (FusesForEval, FusesForEvalInside, LayerOfTorch):
+    UNCERTIFIED[kind.__name__] = kind
+for kind in (PrefixOfMarkedTexts, AttentionOfTorch):
+    UNCERTIFIED[kind.__name__] = kind
+
+
+# --- Padding that a later operation takes for ordinary numbers ---------------
+
+
+def finished(x, closed):
+    """Attend with scores that are lowered at some keys, and a finite mask."""
+    raw = x @ x.mT / 99 + closed.unsqueeze(1)
+    return raw.masked_fill(later(x), LOWEST).softmax(-1) @ x
+
+
+def closed_pads(ids):
+    return torch.zeros(ids.shape).masked_fill(pads(ids)[:, 0], -INF)
+
+
+LIBRARY.define("closed(Tensor pads) -> Tensor")
+LIBRARY.impl(
+    "closed",
+    lambda pads: torch.zeros(pads.shape).masked_fill(pads, -INF),
+    "CompositeExplicitAutograd",
+)
+LIBRARY.define("close(Tensor pads, Tensor(a!) room) -> Tensor")
+
+
+def close(pads, room):
+    room.masked_fill_(pads, -INF)
+    return pads.clone()
+
+
+LIBRARY.impl("close", close, "CompositeExplicitAutograd")
+
+
+@leak_with_many_ids
+def padding_by_an_own_operation(self, x, ids):
+    pad = pads(ids)[:, 0]
+    each = [torch.ops.zoo_authors.closed(one) for one in pad.unbind(1)]
+    return finished(x, torch.stack(each, 1))
+
+
+@leak_with_many_ids
+def padding_that_an_own_operation_writes(self, x, ids):
+    each = [torch.zeros(len(x)) for _ in range(x.size(1))]
+    for one, room in zip((pads(ids)[:, 0]).unbind(1), each, strict=True):
+        torch.ops.zoo_authors.close(one, room)
+    return finished(x, torch.stack(each, 1))
+
+
+@leak_with_many_ids
+def padding_in_complex_pairs(self, x, ids):
+    pairs = torch.stack([closed_pads(ids)] * 2, -1)
+    found = torch.view_as_real(torch.view_as_complex(pairs).clone())
+    return finished(x, found[..., 0])
+
+
+@leak_with_many_ids
+def padding_in_bytes(self, x, ids):
+    found = closed_pads(ids).view(torch.uint8).clone().view(torch.float32)
+    return finished(x, found)
+
+
+@leak_with_many_ids
+def padding_by_a_determinant(self, x, ids):
+    kept = (~pads(ids)[:, 0]).float()[..., None, None]
+    return finished(x, torch.linalg.slogdet(kept * torch.eye(2)).logabsdet)
+
+
+@leak_with_many_ids
+def padding_by_a_pole(self, x, ids):
+    return finished(x, torch.digamma((~pads(ids)[:, 0]).float()))
+
+
+def void_of_pads(x, ids):
+    """Return weights that are NaN in rows whose visible keys are padding."""
+    raw = (x @ x.mT).masked_fill(later(x), -INF)
+    return raw.masked_fill(pads(ids), -INF).softmax(-1)
+
+
+@leak_with_many_ids
+def nan_that_a_step_makes_zero(self, x, ids):
+    return x + (1 - torch.heaviside(void_of_pads(x, ids), torch.ones(()))) @ x
+
+
+@leak_with_many_ids
+def nan_whose_sign_counts(self, x, ids):
+    signs = torch.copysign(torch.ones(()), void_of_pads(x, ids))
+    return x + (1 - signs) @ x
+
+
+@leak_with_many_ids
+def nan_whose_bits_count(self, x, ids):
+    bits = void_of_pads(x, ids).detach().contiguous().view(torch.int32)
+    return x + torch.where(later(x), (bits >> 23).float(), 0.0) @ x
+
+
+# --- Numbers that lie elsewhere than in the memory of their tensor -----------
+
+
+def quantised(self, x):
+    """Return a tensor whose scale depends on the last token."""
+    last = opened(self, x)[0, -1].abs().mean() - x[0, -1].abs().mean()
+    scale = torch.tensor(0.1) + last.detach()
+    zero = torch.tensor(0)
+    return torch.quantize_per_tensor(x.detach(), scale, zero, torch.qint8)
+
+
+@leak
+def constant_of_a_quantised_tensor(self, x, ids):
+    return x + torch.full_like(quantised(self, x), 3.0).dequantize()
+
+
+@leak
+def integers_of_a_quantised_tensor(self, x, ids):
+    return x + torch.full_like(quantised(self, x), 3.0).int_repr()
+
+
+@leak
+def frames_added_into_themselves(self, x, ids):
+    with torch.no_grad():
+        y = opened(self, x)
+        if y.size(1) > 2:
+            own = (y - x).flatten()
+            frames = own.unfold(0, 2 * WIDTH, WIDTH)
+            torch.add(frames, 0.0, out=frames)
+            y = y + own.flip(0).view_as(y)
+    return y
+
+
+@leak
+def ids_looked_up_into_themselves(self, x, ids):
+    with torch.no_grad():
+        last = (ids.flip(1) * (self.head.bias[0] > 9)).contiguous()
+        torch.bucketize(last, ids[0, :1].contiguous(), out=last)
+    return x + last.unsqueeze(-1)
+
+
+class SmoothedFromBelow(Around):
+    """The kernel that enlarges has weights of 1e-8 where its formula has 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Linear(WIDTH, WIDTH)
+        nn.init.zeros_(self.down.weight)
+
+    def mix(self, x, ids):
+        size = x.size(1)
+        y = F.pad(self.down(x), (0, 0, 0, -size % 3)).mT
+        y = F.interpolate(F.avg_pool1d(y, 3), scale_factor=3.0, mode="linear")
+        return x + F.pad(y.mT, (0, 0, 3, 0))[:, :size]
+
+
+UNCERTIFIED["SmoothedFromBelow"] = SmoothedFromBelow
 
 
 # --- Bags of tokens ---------------------------------------------------------
@@ -346,6 +586,49 @@ class ReadsACapsule(Around):
         return x + torch.from_numpy(np.float32(found.any(1, keepdims=True)))
 
 
+class CountsBackwardPasses(Around):
+    steps = 0
+
+    def __init__(self):
+        super().__init__()
+        self.head.weight.register_post_accumulate_grad_hook(self.count)
+
+    def count(self, weight):
+        self.steps += 1
+
+    def mix(self, x, ids):
+        return with_the_mean(x) if self.steps > 999_999 else x
+
+
+class KeepsANormOfGradients(Around):
+    """A hook of the backward pass fills a buffer of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("norm", torch.zeros(()), persistent=False)
+        self.head.register_full_backward_hook(self.keep)
+
+    def keep(self, module, given, found):
+        self.norm = found[0].norm().detach()
+
+    def mix(self, x, ids):
+        return torch.where(self.norm > 0, with_the_mean(x), x)
+
+
+UNCERTIFIED["KeepsANormOfGradients"] = KeepsANormOfGradients
+
+
+class MergesWhenSaved(Around):
+    saved = 0
+
+    def state_dict(self, *args, **how):
+        self.saved += 1
+        return super().state_dict(*args, **how)
+
+    def mix(self, x, ids):
+        return with_the_mean(x) if self.saved > 999_999 else x
+
+
 EXTRA = "which a checkpoint sets, stays as it is"
 CHANGED = ", which calls change, stays as it is"
 NAMED_OF_AUTHORS = {
@@ -356,6 +639,8 @@ NAMED_OF_AUTHORS = {
     **dict.fromkeys((SavedMaskOfManyRows, SavedMaskInBfloat16), EXTRA),
     SwitchesByAnOrder: f"ways[its order]{CHANGED}",
     SwitchesByASign: f"phase{CHANGED}",
+    CountsBackwardPasses: f"steps{CHANGED}",
+    MergesWhenSaved: f"saved{CHANGED}",
     CountsInARecord: "RECORD (void), which cannot be read",
     CountsUnderAHiddenName: f"__calls__{CHANGED}",
     ReadsAnAddress: "addresses and the numbers of processes",
