@@ -306,10 +306,11 @@ class Call:
 
         A tensor that is only given as `out` does not count.
         """
-        room = {id(self.args.get(name)) for name in self.results}
-        read = (self.args[n] for n in self.args if n not in self.results)
-        room -= {*map(id, tensors_in(read))}
-        codes = [self.given[key] for key in ids - room]
+        if self.results:
+            room = tensors_in(self.args.get(name) for name in self.results)
+            read = (self.args[n] for n in self.args if n not in self.results)
+            ids = ids - ({*map(id, room)} - {*map(id, tensors_in(read))})
+        codes = [self.given[key] for key in ids]
         most = [plain(c).max() for c in codes if c.numel()]
         return torch.stack([full(KNOWN, 0, self.device), *most]).max()
 
@@ -431,9 +432,10 @@ class Call:
     @property
     def is_scaled(self) -> bool:
         """Return whether the result takes the scale of a quantised tensor."""
+        if self.name not in OVERWRITTEN:
+            return False
         given = self.args.get("self")
-        quantised = isinstance(given, Tensor) and given.is_quantized
-        return quantised and self.name in OVERWRITTEN
+        return isinstance(given, Tensor) and given.is_quantized
 
     @property
     def makes_nan_finite(self) -> bool:

@@ -150,6 +150,7 @@ DECOMPOSED |= {
     getattr(torch.ops.aten, f"upsample_{kind}").vec
     for kind in ("linear1d", "bilinear2d", "trilinear3d")
 }
+VIEW_AS = torch.ops.aten.view.dtype  # a view as numbers of another dtype
 
 
 def _read_by(facts, args, tensors):
@@ -415,7 +416,7 @@ class Shadows(Operations):
         """Run a view, which shares the dependency codes of its storage."""
         self._meet(tensors_in(args))
         result = func(*args, **kwargs)
-        if func is torch.ops.aten.view.dtype:  # the bits of NaN are a number
+        if func is VIEW_AS:  # the bits of NaN are a number
             self._note("nans", 0, name)
         if getattr(self.tape, "views", False):
             self._record(name, tensors_in((result,)), None)

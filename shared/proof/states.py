@@ -19,7 +19,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..running.context import (
@@ -36,7 +35,7 @@ from ..running.model.kept_state import (
     values_of,
 )
 from ..running.operations import calls_seen_by, tensors_in
-from ..running.ranks import local, on_any
+from ..running.ranks import current, local, on_any
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant
 from ..running.ways import (
@@ -200,8 +199,8 @@ class _Rounds:
 
         Gradients are kept as they were, and no weight is updated.
         """
-        if dist.is_available() and dist.is_initialized():
-            return  # the processes would have to exchange gradients
+        if current() is not None:
+            return  # the ranks would have to exchange gradients
         kept = [(weight, weight.grad) for weight in model.parameters()]
         tokens, _ = self._texts(TRAIN, self.subject.lengths.fit(SHORT_TOKENS))
         run = Variant(self.subject, self.copy, TRAIN)

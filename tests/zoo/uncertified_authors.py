@@ -149,10 +149,16 @@ class AttentionOfTorch(Around):
         return x + self.body(x, x, x, **how)[0]
 
 
-for kind in (FusesForEval, FusesForEvalInside, LayerOfTorch):
-    UNCERTIFIED[kind.__name__] = kind
-for kind in (PrefixOfMarkedTexts, AttentionOfTorch):
-    UNCERTIFIED[kind.__name__] = kind
+UNCERTIFIED |= {
+    kind.__name__: kind
+    for kind in (
+        FusesForEval,
+        FusesForEvalInside,
+        LayerOfTorch,
+        PrefixOfMarkedTexts,
+        AttentionOfTorch,
+    )
+}
 
 
 # --- Padding that a later operation takes for ordinary numbers ---------------
@@ -195,7 +201,7 @@ def padding_by_an_own_operation(self, x, ids):
 @leak_with_many_ids
 def padding_that_an_own_operation_writes(self, x, ids):
     each = [torch.zeros(len(x)) for _ in range(x.size(1))]
-    for one, room in zip((pads(ids)[:, 0]).unbind(1), each, strict=True):
+    for one, room in zip(pads(ids)[:, 0].unbind(1), each, strict=True):
         torch.ops.zoo_authors.close(one, room)
     return finished(x, torch.stack(each, 1))
 
