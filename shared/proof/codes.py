@@ -80,10 +80,11 @@ def is_lowered(codes: Tensor) -> Tensor:
     return ((codes - KNOWN) & LOWERED) > 0
 
 
-def as_lowered(codes: Tensor, where: Tensor) -> Tensor:
-    """Mark the numbers at `where` as lowered; known ones need no mark."""
-    where = where & (codes > KNOWN) & ~is_lowered(codes)
-    return torch.where(where, codes + LOWERED, codes)
+def as_lowered(codes: Tensor, where: Tensor | None = None) -> Tensor:
+    """Mark all numbers, or those at `where`, as lowered, but no known one."""
+    may = (codes > KNOWN) & ~is_lowered(codes)
+    may = may if where is None else where & may
+    return torch.where(may, codes + LOWERED, codes)
 
 
 def as_hidden(codes: Tensor, where: Tensor) -> Tensor:

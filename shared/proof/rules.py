@@ -54,7 +54,7 @@ def pointwise(call: Call) -> Tensor:
     if torch.Tag.nondeterministic_seeded in call.func.tags:
         codes = codes.clamp(min=FREE)
     if call.name in POLES:
-        return as_lowered(codes, codes > KNOWN)
+        return as_lowered(codes)
     return _lowered(call, codes)
 
 
@@ -946,7 +946,7 @@ def of_a_matrix(call: Call) -> list[Tensor]:
     name = call.tensors[0]
     codes = over(call.plain(name), [-1, -2])[..., 0, 0]
     if call.name == "_linalg_slogdet":  # minus infinity if it is singular
-        codes = as_lowered(codes, codes > KNOWN)
+        codes = as_lowered(codes)
     batch = call[name].dim() - 2
     return [codes[(..., *(None,) * (o.dim() - batch))] for o in call.outs]
 

@@ -488,7 +488,7 @@ class Shadows(Operations):
         if others and outs:  # written to, but not returned
             call = self._call(given)
             most = call.everything() if top > KNOWN else full(KNOWN, 0)
-            lowered = as_lowered(most, most > KNOWN)
+            lowered = as_lowered(most)
             for other in others:
                 self.mark(other, as_dtype(lowered, other.dtype))
         if seed is not None and not seed.equal(torch.get_rng_state()):
@@ -636,7 +636,7 @@ class Shadows(Operations):
             most = most.clamp(min=FREE)
         if int(most) > FREE:
             self.notes.unknown.setdefault(find_place(name), name)
-        most = as_lowered(most, most > KNOWN)
+        most = as_lowered(most)
         return [as_dtype(lined_up(most, o.dim()), o.dtype) for o in call.outs]
 
     def _fitting(self, call, name):
@@ -661,7 +661,7 @@ class Shadows(Operations):
             fitting = [f.where(f >= least, least) for f in fitting]
         if name not in PLACED and call.is_low():
             fitting = [
-                as_lowered(f, f > KNOWN) if o.dtype != torch.bool else f
+                as_lowered(f) if o.dtype != torch.bool else f
                 for f, o in zip(fitting, outs, strict=True)
             ]
         return fitting

@@ -252,14 +252,15 @@ class Variant:
         if targets is not None:
             what += f", with {subject.caller.target_name}"
         with during(what), torch.set_grad_enabled(case.grad or grad):
-            self._set_mode()
+            self.set_mode()
             try:
                 return case.call(subject.caller, self.model, ids, extra)
             finally:
                 if case.keeps:  # other cases need the first state
                     self.start_again()
 
-    def _set_mode(self) -> None:
+    def set_mode(self) -> None:
+        """Set the train or eval mode of the case, as an author's code does."""
         mode = self.case.training
         if getattr(self.model, "training", mode) == mode:
             return

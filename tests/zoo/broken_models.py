@@ -1407,6 +1407,22 @@ class CountsItsCalls(GPT):
         return super().scores(x)
 
 
+@broken("check_purity", only=True)
+class CountsWhenPrepared(CountsItsCalls):
+    """The model counts the forward passes only after a call of eval()."""
+
+    prepared = False
+
+    def eval(self):
+        self.prepared = True
+        return super().eval()
+
+    def scores(self, x):
+        if not self.prepared:
+            return GPT.scores(self, x)
+        return super().scores(x)
+
+
 @broken("check_purity", GPT, "scores", only=True)
 def gradients_left_off(self, x):
     """A forward in eval mode disables gradients and leaves them disabled."""

@@ -52,8 +52,7 @@ def check_purity(subject: Subject) -> str:
 
 def _require_pure(variant: Variant, tokens: Tensor) -> None:
     subject, model, case = variant.subject, variant.model, variant.case
-    if isinstance(model, nn.Module):
-        model.train(case.training)
+    variant.set_mode()
     variant.start_again()
     where = f"a forward {case.mode}"
     # the very ids that the model gets, to see whether it changes them
