@@ -218,7 +218,7 @@ def compare_gradients(run: Run) -> dict[str, Any]:
             source, cut = pieces[name]
             want = wanted[name] = cut(ours[source]).cpu().double()
             mine = theirs.get(name, torch.zeros_like(want)).double()
-            if differs := _differs(mine, want, unit, floor):
+            if differs := differs_how(mine, want, unit, floor):
                 words[name] = f"{differs} of {source} on the left"
             whole = want.numel() == ours[source].numel()
             own[name] = "" if differs else "equal", mine if whole else None
@@ -226,7 +226,7 @@ def compare_gradients(run: Run) -> dict[str, Any]:
     summed = [
         name
         for name, total in sums.items()
-        if not _differs(total, wanted[name], unit, floor)
+        if not differs_how(total, wanted[name], unit, floor)
     ]
     # the backward pass reaches the last stage of a pipeline first
     names = sorted(kinds, key=lambda name: -min(kinds[name]))
@@ -291,7 +291,7 @@ def _gradients_of(
     return ours, theirs
 
 
-def _differs(mine: Tensor, want: Tensor, unit: float, floor: float) -> str:
+def differs_how(mine: Tensor, want: Tensor, unit: float, floor: float) -> str:
     """Say how far two gradients differ; return "" if only by rounding."""
     near = unit * max(largest(want), largest(mine), floor)
     if bool(((mine - want).abs() <= near).all()):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gpt_duet.distributed.diff import ShardedDiff
+from gpt_duet.distributed.parameters import differs_how
 from gpt_duet.proof.engine import follow
 from gpt_duet.proof.shadows import Shadows
 from gpt_duet.running.ranks import (
@@ -224,6 +225,19 @@ def differences(case, found):
     yield from (r for r in found.items() if r[1][0] in ("failed", "error"))
     if case.proved and not found["causality"][1].startswith("proved"):
         yield found["causality"]
+
+
+def test_a_multiple_of_a_gradient_is_told_from_another_gradient():
+    want = torch.tensor([1.0, -2.0, 4.0], dtype=torch.float64)
+    for factor, words in (
+        (1 + 1e-9, ""),
+        (2.0, "is 2 times that"),
+        (-0.5, "is -0.5 times that"),
+        (0.0, "is 0 times that"),
+    ):
+        assert differs_how(factor * want, want, 1e-6, 1e-30) == words
+    said = differs_how(want.flip(0), want, 1e-6, 1e-30)
+    assert said == "is 3 apart (of up to 4) from that"
 
 
 @pytest.mark.slow

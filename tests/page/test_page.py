@@ -97,6 +97,8 @@ def test_the_page_is_one_small_valid_file_with_every_section(tmp_path):
         for concept, components in style.COMPONENTS.items():
             assert f'id="concept-{concept}"' in text
             assert f'href="#concept-{concept}"' in text
+            if concept == "attention":  # named in the drawing
+                assert f"<span>{components[0].__name__}</span>" in text
             for component in components:
                 for segment in read_part(component).segments:
                     code = segment.code.split("\n")

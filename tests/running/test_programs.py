@@ -18,7 +18,12 @@ import torch
 
 from gpt_duet import check_model, diff_by_value
 from gpt_duet.invariants import prove_causality
-from gpt_duet.running.exec_program import LIMIT_VARIABLE, Child, ExecProgram
+from gpt_duet.running.exec_program import (
+    LIMIT_VARIABLE,
+    PIPE_BYTES,
+    Child,
+    ExecProgram,
+)
 from gpt_duet.running.model.sizes import numbers_in_code, special_ids
 from gpt_duet.running.program import ProgramFailed, Refused
 from gpt_duet.targets import load_target
@@ -226,6 +231,17 @@ def test_a_program_that_reads_nothing_is_ended_at_the_time_limit():
     child.send("1 " * (1 << 19), began + 0.5)
     assert child.line(time.monotonic() + 5) is None
     assert time.monotonic() - began < 5
+    child.end()
+
+
+def test_a_program_that_reads_a_long_line_in_time_lives_on():
+    count = "import sys\nfor line in sys.stdin: print(len(line), flush=True)"
+    child = Child([sys.executable, "-c", count])
+    child.send("1 " * (PIPE_BYTES + 1), time.monotonic() + 0.2)
+    assert child.line(time.monotonic() + 5) == str(2 * PIPE_BYTES + 3)
+    time.sleep(0.4)
+    child.send("1", time.monotonic() + 5)
+    assert child.line(time.monotonic() + 5) == "2"
     child.end()
 
 
