@@ -871,6 +871,12 @@ def test_unwritten_memory_depends_on_no_token():
     assert f"{text} position 0" in left.sentence
 
 
+def test_memory_written_through_another_tensor_depends_on_every_token():
+    proof = prove_causality(UNCERTIFIED["SharedByDlpack"], **SIZES)
+    text = "memory that no operation was seen to write reaches the score of"
+    assert f"{text} position 0" in str(proof)
+
+
 @pytest.mark.slow
 def test_flex_attention_is_followed():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
