@@ -17,7 +17,7 @@ from torch.nn.functional import nll_loss, one_hot
 
 from gpt_duet import annotated
 from gpt_duet.benchmarks import machine, memory
-from gpt_duet.benchmarks.gates import require_sound
+from gpt_duet.benchmarks.gates import require_as_eager, require_sound
 from gpt_duet.benchmarks.measure import training_step
 from gpt_duet.benchmarks.models import (
     Candidate,
@@ -172,6 +172,20 @@ def test_a_model_that_compiling_changes_is_not_timed(monkeypatch, kind):
     plan = small_plan(kind=kind, compile=True, peers=())
     with pytest.raises(ValueError, match="compiled differs from the eager"):
         run_plan(plan)
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-4, 1 + 1e-2])
+def test_a_compiled_model_may_differ_by_the_rounding_of_sums(factor):
+    tokens, scores = tokens_of(8, 11), torch.randn(2, 8, 11)
+    eager, quick = (
+        Candidate("a", None, lambda _, each=each: each)
+        for each in (scores, factor * scores)
+    )
+    if factor == 1 + 1e-4:
+        require_as_eager(quick, eager, tokens)
+    else:
+        with pytest.raises(ValueError, match="it is not timed"):
+            require_as_eager(quick, eager, tokens)
 
 
 # Styles and peers

@@ -242,6 +242,7 @@ EXACT = {
             x.float(), torch.stack([x, x.T + x[0]]).float(), ENDS
         ),
         lambda x: torch.addmm(x, x * SEEN, x),
+        lambda x: torch.addmm(x, ONES, ONES),
         lambda x: torch.addmm(x.T, x, x, beta=0),
         lambda x: torch.addbmm(x, x.view(2, 2, 4).mT, x.view(2, 2, 4)),
         lambda x: torch.addmv(x[0], x, x[1]),
