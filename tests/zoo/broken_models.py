@@ -2097,6 +2097,14 @@ def cache_past_the_end(self, tokens, cache):
     return CachedGPT.decode(self, tokens, cache)
 
 
+@broken("check_cache", CachedGPT, "decode", only=True)
+def cache_ends_early(self, tokens, cache):
+    """A cache has room for 24 positions, and the model reads 32."""
+    if cache.length + tokens.size(1) > 24:
+        raise IndexError("the cache is full")
+    return CachedGPT.decode(self, tokens, cache)
+
+
 @broken("check_cache", only=True)
 class PromptOfTheFirstRow(CachedGPT):
     """The keys of a prompt are reused for the next prompt if the first rows
