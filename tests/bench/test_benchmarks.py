@@ -418,6 +418,12 @@ def dies(tell):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def dies_slowly(tell):
+    os.closerange(3, 256)  # the pipe as well
+    time.sleep(0.2)
+    os._exit(7)
+
+
 @pytest.mark.parametrize(
     ("work", "grace", "expected"),
     [
@@ -426,6 +432,7 @@ def dies(tell):
         (is_deaf, 0, TimeoutError("a took 5 s")),
         (fails, 99, ValueError("no disk")),
         (dies, 99, ValueError("a ended .*status -9 .too little memory.*")),
+        (dies_slowly, 99, ValueError("a ended its process with status 7,")),
     ],
 )  # fmt: skip
 def test_a_process_is_stopped_after_its_time(

@@ -296,6 +296,22 @@ def test_an_expected_failure_hides_no_other_of_its_line():
         assert report.failed == [f"check_{name}" for name in failed]
 
 
+class ThroughNumpy(GPT):
+    """A sound GPT whose proof is open: its numbers leave torch."""
+
+    def scores(self, x):
+        return (
+            super().scores(x) + torch.from_numpy(x.detach().numpy())[..., :1]
+        )
+
+
+def test_rows_without_a_proof_are_tried():
+    report = check_model(ThroughNumpy, checks=["batch_independence"])
+    (found,) = report.results
+    assert found.status == "passed"
+    assert "tested: alone, reordered, repeated" in found.message
+
+
 def test_the_number_of_threads_is_one_or_as_requested():
     seen = []
 

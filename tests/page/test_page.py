@@ -16,7 +16,7 @@ from gpt_duet.benchmark_results import Results, Row, Run
 from gpt_duet.comparison.models import count_flops, difference_by_concept
 from gpt_duet.comparison.page.folding import highlight, spans
 from gpt_duet.comparison.page.sections import measure_weight_transfer
-from gpt_duet.comparison.page.value_maps import sizes
+from gpt_duet.comparison.page.value_maps import influence_maps, sizes
 from gpt_duet.comparison.sources import read_part
 
 STYLES = (annotated, mingpt_style)
@@ -235,6 +235,13 @@ def test_sizes_of_numbers_travel():
     assert (codes[-3:] == 255).all()
     back = 10 ** (-20 + (codes[3:5].astype(float) - 1) * 25 / 254)
     assert np.allclose(np.log10(back), [-8, 0], atol=0.06)
+
+
+def test_a_leak_to_the_next_position_is_the_largest_early_influence():
+    sound = torch.ones(4, 4).tril()
+    found = influence_maps([sound, sound + torch.eye(4).roll(1, 1).triu() / 2])
+    assert found["early"] == [0.0, 0.5]
+    assert found["largest"] == [1.0, 1.0]
 
 
 # A benchmark's file
