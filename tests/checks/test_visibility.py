@@ -350,6 +350,7 @@ def test_a_mistake_in_a_predicate_is_one_line():
         (raising, r"raising\(0, 0\) raises KeyError"),
         (lambda q, kv: torch.ones(3, 3) > 0, "must return a boolean"),
         (lambda q, kv: None, "returns None"),
+        (lambda q, kv: 1 if q >= kv else 0, "returns [01]: a predicate must"),
         (torch.ge, "the arguments of ge are not known"),
         (lambda tokens: torch.ones(2, 2), r"predicate \(q, kv\), got Tensor"),
         (lambda q, kv, more: True, "takes 3 arguments"),
