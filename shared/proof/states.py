@@ -10,6 +10,7 @@ import dis
 import inspect
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -125,7 +126,7 @@ def find_states(subject: Subject, copy: Copy) -> States:
     return replace(
         rounds.found(),
         moving=tuple(moving),
-        fixed=tuple(_in_short(fixed)),
+        fixed=_in_short(fixed),
         unread=unread,
         derived={n: derived[n] for n in derived if n not in moving},
         worn=None if same else worn,
@@ -137,16 +138,16 @@ def _value(name: str, *found: Values) -> Any:
     return next((values[name] for values in found if name in values), None)
 
 
-def _in_short(names: list[str]) -> Iterator[str]:
-    """Yield names, with only one name for all items of a list or dict."""
-    told = set[str]()
-    for name in names:
-        whole = name.partition("[")[0]
-        several = sum(n.startswith(f"{whole}[") for n in names) > 1
-        text = whole if several else name
-        if text not in told:
-            told.add(text)
-            yield text
+def _in_short(names: list[str]) -> tuple[str, ...]:
+    """Return names, with only one name for all items of a list or dict."""
+    wholes = [name.partition("[")[0] for name in names]
+    items = Counter(w for w, n in zip(wholes, names, strict=True) if w != n)
+    return (
+        *dict.fromkeys(
+            whole if items[whole] > 1 else name
+            for whole, name in zip(wholes, names, strict=True)
+        ),
+    )
 
 
 class _Rounds:

@@ -878,6 +878,21 @@ def test_memory_written_through_another_tensor_depends_on_every_token():
     assert f"{text} position 0" in str(proof)
 
 
+def test_a_list_whose_items_change_is_named_once():
+    class CountsTwice(GPT):
+        def __init__(self):
+            super().__init__()
+            self.counts = [0, 0]
+
+        def forward(self, tokens):
+            self.counts[:] = [count + 1 for count in self.counts]
+            return super().forward(tokens)
+
+    proof = prove_causality(CountsTwice, lengths=(2, 7))
+    named = [text for text in proof.assumptions if "counts" in text]
+    assert named == ["counts, which calls change, stays as it is"]
+
+
 @pytest.mark.slow
 def test_flex_attention_is_followed():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
