@@ -25,6 +25,7 @@ from small_gpt import (
     VOCAB,
     Attention,
     CachedGPT,
+    Padded,
     Unlimited,
     cross_entropy,
 )
@@ -601,6 +602,27 @@ def test_an_argument_that_is_refused_is_noted(words, note):
     assert note in "".join(report.notes), report.notes
     refused = "refuses" in note
     assert ("token_type_ids" in report.never_given) != refused
+
+
+@pytest.mark.parametrize(
+    ("refused", "note"),
+    [
+        ((torch.bool,), "not tried with a full boolean attention mask: the "),
+        (
+            (torch.bool, torch.long),
+            "not tried with a full attention mask and with a full boolean ",
+        ),
+    ],
+)
+def test_masks_that_are_refused_are_noted_once(refused, note):
+    class Refuses(Padded):
+        def forward(self, tokens, attention_mask=None):
+            if attention_mask is not None and attention_mask.dtype in refused:
+                raise TypeError("not this mask")
+            return super().forward(tokens, attention_mask)
+
+    (said,) = check_model(Refuses, checks=["shape"]).notes
+    assert said.startswith(note)
 
 
 @forward
