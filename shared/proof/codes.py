@@ -29,6 +29,7 @@ from ..running.operations import is_plain
 KNOWN, FREE = -2, -1
 LOWERED, HIDDEN = 1 << 13, 1 << 14
 LONGEST = LOWERED - 4  # most tokens in a text that a proof runs
+SIGN = LONGEST + 1  # decided by the sign of a 0, which any token may change
 CODES = torch.int16
 
 STRONG = -1e8  # a proof assumes that a mask value at or below this hides

@@ -11,7 +11,7 @@ from ..running.errors import sentence
 from ..running.places import Place
 from ..running.ranks import current, union
 from ..running.ways import Case
-from .codes import LONGEST
+from .codes import LONGEST, SIGN
 from .culprit import Cut, Line, Tape, in_words
 from .engine import Found, Order, follow
 from .proof import Open, leaves_torch
@@ -113,10 +113,9 @@ def _reaches(case: Case, order: Order, found: Found) -> str:
         at = f", position {position}" * (order.name != "rows")
         return f"another {order.name[:-1]} reaches the scores of row {row}{at}"
     if code >= LONGEST:
-        return (
-            f"memory that no operation was seen to write reaches the "
-            f"score of position {position}"
-        )
+        memory = "memory that no operation was seen to write"
+        what = "the sign of a masked 0" if code == SIGN else memory
+        return f"{what} reaches the score of position {position}"
     shape = found.reached.shape
     codes = order.codes(*shape)[row].tolist()
     what = f"token {codes.index(code)}" if code in codes else "a later target"

@@ -2,15 +2,18 @@
 
 A cross-entropy compares the scores of a position with the position's target.
 The loss depends on all tokens. But it leaks nothing if no row of scores
-depends on its target or on later tokens. If tokens also reach the loss by
-another path, the proof stays open.
+depends on its target or on later tokens. Such a loss is *sound*, and so is
+what is computed only from sound losses and weights. If tokens also reach the
+returned loss by another path, the proof stays open.
 """
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .codes import FREE, KNOWN, over
+from ..running.operations import tensors_in
+from .call import Call
+from .codes import FREE, KNOWN, LONGEST, over, plain
 from .shadows import Shadows, Step
 
 Tokens = Int[Tensor, "batch time"]
@@ -18,7 +21,10 @@ CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward")
 
 
 class Compared:
-    """A tape (called with each step) that clears the codes of sound losses.
+    """A tape (called with each step) that follows sound losses.
+
+    A sound loss depends on all tokens. So if scores are computed from it, the
+    loss of these scores is not sound.
 
     Args:
         shadows: carries the codes. A token's code is twice its position. A
@@ -32,12 +38,47 @@ class Compared:
     ):
         self.shadows, self.offset = shadows, offset
         self.tokens, self.targets = tokens, targets
+        # by storage: a tensor with only sound losses, which keeps its address
+        self._sound = dict[int, Tensor]()
 
     def __call__(self, step: Step) -> None:
         """Inspect a step as it runs."""
-        if step.name not in CROSS_ENTROPY or step.call is None:
+        if step.call is None:  # a view
             return
+        loss = step.name in CROSS_ENTROPY
+        sound = self._compares(step) if loss else self._goes_on(step.call)
+        for out in step.outs:
+            if sound and loss:
+                self.shadows.mark(out, LONGEST)
+            storage = out.untyped_storage()
+            whole = out.numel() * out.itemsize == storage.nbytes()
+            if sound and (whole or self.is_sound(out)):
+                self._sound[storage._cdata] = out
+            else:
+                self._sound.pop(storage._cdata, None)
+
+    def is_sound(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has only sound losses."""
+        return tensor.untyped_storage()._cdata in self._sound
+
+    def _goes_on(self, call: Call) -> bool:
+        """Return whether results depend only on sound losses and weights."""
+        args, kwargs = call.positional
+        given = [*tensors_in(args), *tensors_in(kwargs.values())]
+        rest = [t for t in given if not self.is_sound(t)]
+        return len(rest) < len(given) and all(
+            int(plain(call.given[id(t)]).max()) <= FREE
+            for t in rest
+            if t.numel()
+        )
+
+    def _compares(self, step: Step) -> bool:
+        """Return whether a cross-entropy is sound; note scores that are not.
+
+        If its weights of the ids depend on tokens, it is not sound.
+        """
         call = step.call
+        assert call is not None
         axis = 0 if call["self"].dim() == 1 else 1
         rows = over(call.plain("self"), axis).squeeze(axis)
         targets = call.plain("target")
@@ -45,9 +86,8 @@ class Compared:
         late = (rows >= targets) & (rows > FREE) & ~left_out
         if bool(late.any()) or not self._are_placed(call["target"], targets):
             self.shadows.notes.compared.setdefault(step.place, step.name)
-            return
-        for out in step.outs:
-            self.shadows.mark(out, FREE)
+            return False
+        return int(call.plain("weight").max()) <= FREE
 
     def _are_placed(self, targets: Tensor, codes: Tensor) -> bool:
         """Return whether each target equals the id that its code stands for.

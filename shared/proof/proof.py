@@ -20,6 +20,7 @@ from .shadows import Notes
 from .sources import (
     ADDRESSES,
     CLOCK,
+    ENVIRONMENT,
     SYSTEM,
     TORCHS_SEED,
     Results,
@@ -46,7 +47,9 @@ DRAWN = {
     CLOCK: "readings of the clock",
     TORCHS_SEED: "branches on torch's seed",
     ADDRESSES: "addresses and the numbers of processes and threads",
+    ENVIRONMENT: "branches on environment variables",
 }
+UNLIKE = CLOCK, ADDRESSES, ENVIRONMENT  # no seed decides these at all
 # Tests that recognise a case, with its name in the sentence of a proof.
 ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
     (lambda c: c.rows > 1, "with two rows"),
@@ -64,7 +67,7 @@ ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
     (lambda c: c.pieces is not None, "in two pieces with a cache"),
     (lambda c: c.own and not c.given, "in the model's own call"),
     (lambda c: c.within == INFERENCE.within, "in inference mode"),
-    (lambda c: c.within == AUTOCAST.within, "under autocast"),
+    (lambda c: c.within == AUTOCAST.within, "under autocast in bfloat16"),
     (lambda c: c.frozen, "with frozen weights"),
     (lambda c: c.crowd, "in a call of more than 4,096 tokens"),
     (lambda c: c.dtype == torch.bfloat16, "in bfloat16"),
@@ -337,7 +340,7 @@ class Proof:
         else:
             what = DRAWN.get(source, f"the random numbers of {source}")
         # two calls with equal seeds get different numbers from these sources
-        unlike = isinstance(source, Results) or source in (CLOCK, ADDRESSES)
+        unlike = isinstance(source, Results) or source in UNLIKE
         on = self.assumptions if unlike else self.conditions
         on.append(f"{what} take the same path")
 

@@ -20,6 +20,7 @@ from .codes import (
     FREE,
     HIDDEN,
     KNOWN,
+    SIGN,
     STRONG,
     as_hidden,
     as_lowered,
@@ -218,6 +219,32 @@ def product(call: Call) -> Tensor:
     return codes.masked_fill(zero, KNOWN)
 
 
+# operations whose results for 0 depend on its sign, as a product may give it
+SIGNED = ("atan2", "angle", "signbit", "copysign")
+
+
+@rule(" ".join(SIGNED))
+def signed(call: Call) -> Tensor:
+    """Let results that the sign of a known 0 decides depend on all tokens."""
+    codes = pointwise(call)
+    name = "other" if call.name == "copysign" else "self"
+    value = call[name]
+    if not isinstance(value, Tensor):
+        return codes
+    if call.name == "angle":
+        if not value.is_complex():
+            return codes  # 0 for both zeros
+        given = call.value(name)
+        zero = (given.imag == 0) & (given.real <= 0)
+        zero = zero & (call.codes(name) == KNOWN)
+    else:
+        zero = call.zeros(name)
+    if call.name == "atan2" and bool(zero.any()):
+        above = (call.codes("other") == KNOWN) & (call.value("other") > 0)
+        zero = zero & ~above
+    return codes.masked_fill(zero, SIGN) if bool(zero.any()) else codes
+
+
 @rule("bitwise_or logical_or __or__")
 def either(call: Call) -> Tensor:
     """Let a known True make the result a known True."""
@@ -331,7 +358,11 @@ def padded(call: Call) -> Tensor:
     return torch.nn.functional.pad(codes, pad, value=KNOWN)
 
 
-@rule("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
+@rule(
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d"
+)
 def between(call: Call) -> Tensor:
     """Let results depend on the numbers around their place in the input.
 
@@ -347,18 +378,28 @@ def between(call: Call) -> Tensor:
             continue
         last, count = given.size(axis) - 1, out.size(axis)
         at = torch.arange(count, device=codes.device).double()
-        if call["align_corners"]:
+        linear = "align_corners" in call.args
+        if linear and call["align_corners"]:
             at = at * (last / max(count - 1, 1))
         else:
-            at = (at + 0.5) / (scale or count / (last + 1)) - 0.5
+            at = (at + 0.5) / (scale or count / (last + 1)) - 0.5 * linear
         first, end = (
-            (at + by).floor().long().clamp(0, last) for by in (-0.01, 1.01)
+            (at + by).floor().long().clamp(0, last)
+            for by in (-0.01, linear + 0.01)
         )
         middle = (first + 1).minimum(end)
         codes = united(
             *(codes.index_select(axis, ids) for ids in (first, middle, end))
         )
     return codes
+
+
+@rule("grid_sampler_2d grid_sampler_3d")
+def sampled(call: Call) -> Tensor:
+    """Let each result depend on its whole image: the kernel rounds places."""
+    axes = [*range(2, call.out.dim())]
+    grid = over(call.plain("grid"), -1).squeeze(-1).unsqueeze(1)
+    return united(over(call.plain("input"), axes), grid)
 
 
 @rule(

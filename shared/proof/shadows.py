@@ -44,6 +44,7 @@ from .codes import (
     KNOWN,
     LONGEST,
     LOWERED,
+    SIGN,
     WEAK,
     Codes,
     Shadow,
@@ -58,7 +59,7 @@ from .codes import (
     plain,
 )
 from .collectives import carry
-from .rules import FORMULAS, MASKS, integers_of_routing, pointwise
+from .rules import FORMULAS, MASKS, SIGNED, integers_of_routing, pointwise
 
 # --- Notes of a run ----------------------------------------------------------
 
@@ -147,8 +148,11 @@ PACKED = {getattr(torch.ops.aten, name).data for name in RECURRENT}
 DECOMPOSED = {torch.ops.aten.max.other, torch.ops.aten.min.other}
 DECOMPOSED.add(torch.ops.aten.where.default)
 DECOMPOSED |= {
-    getattr(torch.ops.aten, f"upsample_{kind}").vec
-    for kind in ("linear1d", "bilinear2d", "trilinear3d")
+    getattr(torch.ops.aten, name).vec
+    for name in (
+        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+        *(f"_upsample_nearest_exact{axes}d" for axes in (1, 2, 3)),
+    )
 }
 VIEW_AS = torch.ops.aten.view.dtype  # a view as numbers of another dtype
 
@@ -418,9 +422,19 @@ class Shadows(Operations):
         result = func(*args, **kwargs)
         if func is VIEW_AS:  # the bits of NaN are a number
             self._note("nans", 0, name)
+            if not (result.is_floating_point() or result.is_complex()):
+                self._forget_signs(args[0])
         if getattr(self.tape, "views", False):
             self._record(name, tensors_in((result,)), None)
         return result
+
+    def _forget_signs(self, tensor):
+        """Let the sign of each 0 depend on all tokens, as a product's may."""
+        if tensor.untyped_storage()._cdata not in self.outside:
+            codes = self.codes(tensor)
+            zero = (codes == KNOWN) & (tensor == 0)
+            if bool(zero.any()):
+                self.mark(tensor, codes.masked_fill(zero, SIGN))
 
     def _meet(self, tensors):
         """Give new storages their codes; return the keys of all storages."""
@@ -561,7 +575,8 @@ class Shadows(Operations):
             top: an upper bound of the arguments' codes.
         """
         name = facts.name
-        if name in UNSET or (top == KNOWN and not facts.random):
+        known = top == KNOWN and not facts.random and name not in SIGNED
+        if name in UNSET or known:
             code = LONGEST if name in UNSET else KNOWN
             for out in given.outs:
                 codes = full(code, out.dim(), out.device)

@@ -8,6 +8,7 @@ exceptions is recorded too, because another text may raise one.
 
 import contextlib
 import dis
+import os
 import random
 import sys
 import time
@@ -32,7 +33,9 @@ from ..validation import is_installed
 
 NUMPY, SYSTEM, CLOCK = "NumPy", "the system", "the clock"
 TORCHS_SEED, ADDRESSES = "torch's seed", "addresses"
-UNSEEDED = SYSTEM, CLOCK, ADDRESSES  # sources whose numbers no seed repeats
+ENVIRONMENT = "the environment"
+# sources whose numbers no seed repeats
+UNSEEDED = SYSTEM, CLOCK, ADDRESSES, ENVIRONMENT
 DRAWS = "random", "getrandbits"
 # The compiled functions of these packages (listed without leading underscores)
 # only compute from their arguments. So do FUNCTIONS_OF_OTHERS, which are of
@@ -142,6 +145,9 @@ class Sources:
         if code is random.Random.seed.__code__:
             if frame.f_locals.get("a", 0) is None:
                 self.drawn[SYSTEM] = None
+        elif code is type(os.environ).__getitem__.__code__:
+            if _for_the_author(caller):
+                self.drawn[ENVIRONMENT] = None
         elif code is contextlib.suppress.__init__.__code__:
             if caller is not None and is_theirs(caller.f_code.co_filename):
                 self.catching[caller.f_code.co_name] = None

@@ -118,7 +118,9 @@ def find_states(subject: Subject, copy: Copy) -> States:
     rounds.draws.update(dict.fromkeys(product(drawn, (False, True))))
     rest = [n for n in moved if n not in drawn]
     tensors = [n for n in rest if isinstance(_value(n, later, after), Tensor)]
+    sizes = [n for n in tensors if _changes_its_shape(n, after, later, other)]
     fixed = [n for n in rest if n not in tensors]
+    fixed += [f"the shape of {name}" for name in sizes]
     same = not on_any(bool({*changed(at_first, later)} - {*drawn}))
     left, derived = rounds.left_by_calls()
     moving = dict.fromkeys(tensors) | left
@@ -136,6 +138,11 @@ def find_states(subject: Subject, copy: Copy) -> States:
 
 def _value(name: str, *found: Values) -> Any:
     return next((values[name] for values in found if name in values), None)
+
+
+def _changes_its_shape(name: str, *found: Values) -> bool:
+    shapes = {getattr(values.get(name), "shape", None) for values in found}
+    return len(shapes) > 1
 
 
 def _in_short(names: list[str]) -> tuple[str, ...]:
@@ -196,7 +203,7 @@ class _Rounds:
         return values_of(self.copy.model)
 
     def _step_and_save(self, model: nn.Module) -> None:
-        """Run what training runs between calls: hooks, and code that saves.
+        """Run what training runs between calls: hooks, saving and loading.
 
         Gradients are kept as they were, and no weight is updated.
         """
@@ -210,8 +217,11 @@ class _Rounds:
                 answer = run.answer(tokens, grad=True, go_on=True)
                 found = [t for t in tensors_in((answer,)) if t.requires_grad]
                 torch.stack([t.sum() for t in found]).sum().backward()
-        with suppress(Exception):
-            model.state_dict()
+        for _ in range(2):
+            with suppress(Exception):
+                model.zero_grad()
+            with suppress(Exception):
+                model.load_state_dict(model.state_dict())
         for weight, grad in kept:
             weight.grad = grad
 

@@ -59,7 +59,12 @@ from uncertified import (
     pads,
     scores,
 )
-from uncertified_authors import NAMED_OF_AUTHORS, FusesForEval, LayerOfTorch
+from uncertified_authors import (
+    NAMED_OF_AUTHORS,
+    FusesForEval,
+    LayerOfTorch,
+    TrainsByItsLoss,
+)
 
 from gpt_duet import GPTConfig, check_model, prove_causality
 from gpt_duet.proof.call import NAN_TO_FINITE, RULES
@@ -262,6 +267,7 @@ EXACT = {
             dilation=2,
         ),
         lambda x: F.interpolate(x[None, None], scale_factor=2.0)[0, 0],
+        lambda x: F.interpolate(x[None], 8, mode="nearest-exact")[0],
         lambda x: F.conv2d(x[None, None], torch.ones(1, 1, 2, 2).double()),
         lambda x: F.conv1d(x[None], torch.zeros(2, 4, 2).double()),
         lambda x: F.conv1d(x[None], torch.ones(1, 4, 2).double(), stride=2),
@@ -1233,6 +1239,48 @@ def test_a_loss_without_scores_is_followed(kind, open_):
     proof = prove_causality(kind, lengths=(2, 7))
     assert proof.proved == (not open_), str(proof)
     assert (open_ or "in train mode by the loss that") in str(proof)
+
+
+@pytest.mark.parametrize(
+    "of_losses",
+    [
+        lambda each: ((1 - (-each).exp()) ** 2 * each).mean(),
+        lambda each: (each * torch.linspace(0, 1, each.size(1))).sum(),
+        lambda each: each.topk(1).values.mean() + each.mean() / 9,
+        lambda each: torch.zeros(1).add_(each.mean())[0],
+    ],
+    ids=["focal", "weighted", "hardest", "added in place"],
+)
+def test_what_is_computed_from_sound_losses_leaks_nothing(of_losses):
+    class Trains(TrainsByItsLoss):
+        def trained(self, x, wanted, labels):
+            return of_losses(self.each(x, wanted))
+
+    proof = prove_causality(Trains, **SIZES, lengths=(2, 7))
+    assert proof.complete, str(proof)
+    assert "in train mode by the loss that" in str(proof)
+
+
+def test_a_loss_that_is_written_over_is_not_sound():
+    class Overwrites(TrainsByItsLoss):
+        def trained(self, x, wanted, labels):
+            loss = self.losses(x, wanted).detach()
+            return self.losses(x, wanted) + loss.copy_(labels.sum())
+
+    proof = prove_causality(Overwrites, **SIZES, lengths=(2, 7))
+    assert "other than by its cross-entropies" in str(proof)
+
+
+def test_the_angle_of_known_numbers_is_known():
+    class Rotary(Around):
+        def mix(self, x, ids):
+            at = torch.arange(x.size(1)).outer(torch.ones(2))
+            turns = torch.polar(torch.ones_like(at), at)
+            angle = turns.angle() + torch.atan2(turns.imag, turns.real)
+            return torch.copysign(x, torch.ones(())) + angle.sum(-1, True)
+
+    proof = prove_causality(Rotary, **SIZES, lengths=(2, 7))
+    assert proof.complete, str(proof)
 
 
 def test_a_model_whose_array_shares_memory_is_not_copied():

@@ -5,6 +5,7 @@ that loads a checkpoint, and objects that change with each call.
 """
 
 import math
+import os
 from collections import OrderedDict
 
 import numpy as np
@@ -635,6 +636,248 @@ class MergesWhenSaved(Around):
         return with_the_mean(x) if self.saved > 999_999 else x
 
 
+# --- Losses that scores are computed from ------------------------------------
+
+
+class TrainsByItsLoss(Around):
+    """Base: with labels, it returns only a loss, and may use a first loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.back = nn.Linear(1, WIDTH)
+
+    def vectors(self, ids):
+        return self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+
+    def forward(self, ids, labels=None):
+        x = self.vectors(ids)
+        if labels is None:
+            return self.head(x)
+        return self.trained(x[:, :-1], labels[:, 1:], labels)
+
+    def losses(self, x, wanted, **how):
+        scores = self.head(x).flatten(0, 1)
+        return F.cross_entropy(scores, wanted.flatten(), **how)
+
+    def each(self, x, wanted):
+        return self.losses(x, wanted, reduction="none").view_as(wanted)
+
+
+class SurpriseFedBack(TrainsByItsLoss):
+    """A second pass reads the loss of each position, and so its target."""
+
+    def trained(self, x, wanted, labels):
+        surprise = self.each(x, wanted).unsqueeze(-1)
+        return self.losses(x + self.back(surprise), wanted)
+
+
+class MeanLossFedBack(TrainsByItsLoss):
+    """A second pass reads the mean loss, kept in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(1), persistent=False)
+
+    def trained(self, x, wanted, labels):
+        first = self.losses(x, wanted)
+        self.mean.lerp_(first.detach().view(1), 0.1)
+        return first + self.losses(x + self.back(self.mean), wanted)
+
+
+class TemperatureByItsLoss(TrainsByItsLoss):
+    """A position with a high loss gets flatter scores."""
+
+    def trained(self, x, wanted, labels):
+        flatter = 1 + self.each(x, wanted).detach().flatten() / 10
+        scores = self.head(x).flatten(0, 1) / flatter.unsqueeze(1)
+        return F.cross_entropy(scores, wanted.flatten())
+
+
+class ClassesWeightedByTheText(TrainsByItsLoss):
+    """The weight of each id in the loss comes from the whole text."""
+
+    def trained(self, x, wanted, labels):
+        weight = self.head(x.detach().mean((0, 1))).detach().sigmoid()
+        return self.losses(x, wanted, weight=weight)
+
+
+UNCERTIFIED |= {
+    kind.__name__: kind
+    for kind in (
+        SurpriseFedBack,
+        MeanLossFedBack,
+        TemperatureByItsLoss,
+        ClassesWeightedByTheText,
+    )
+}
+
+
+# --- The sign of a masked 0 --------------------------------------------------
+
+
+class FromPositive(Around):
+    """Base: its vectors are positive as built, so no masked 0 has a sign."""
+
+    def __init__(self):
+        super().__init__()
+        nn.init.uniform_(self.tokens.weight, 0.1, 1)
+        nn.init.uniform_(self.positions.weight, 0.1, 1)
+
+
+def seen(x):
+    """Return a factor that is 0 for keys that come after their query."""
+    return (~later(x)).to(x.dtype)
+
+
+def leak_by_signs(mix):
+    """Register a model of positive vectors whose mix is this function."""
+    bases = (FromPositive,)
+    UNCERTIFIED[mix.__name__] = type(mix.__name__, bases, {"mix": mix})
+
+
+@leak_by_signs
+def phase_of_masked_products(self, x, ids):
+    up, along = (part @ part.mT for part in x.chunk(2, -1))
+    return x + torch.atan2(up * seen(x), along * seen(x)).sum(-1, True)
+
+
+@leak_by_signs
+def angle_of_masked_products(self, x, ids):
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return x + ((pairs @ pairs.mT.conj()) * seen(x)).angle().sum(-1, True)
+
+
+@leak_by_signs
+def sign_bits_of_masked_products(self, x, ids):
+    signs = torch.signbit((x @ x.mT) * seen(x))
+    return x + signs.to(x.dtype).sum(-1, True)
+
+
+@leak_by_signs
+def signs_copied_from_masked_products(self, x, ids):
+    ones = torch.ones((), dtype=x.dtype)
+    return x + torch.copysign(ones, (x @ x.mT) * seen(x)).sum(-1, True)
+
+
+@leak_by_signs
+def bits_of_masked_products(self, x, ids):
+    bits = ((x @ x.mT) * seen(x)).float().view(torch.int32)
+    return x + (bits < 0).to(x.dtype).sum(-1, True)
+
+
+# --- Places that a kernel rounds ---------------------------------------------
+
+
+def warped(x, how):
+    """Sample vectors at their own places, on a grid of 32 places."""
+    size, room = x.size(1), 32
+    along = torch.linspace(-1, 1, room)
+    grid = torch.stack([along, torch.zeros(room)], -1)
+    padded = F.pad(x, (0, 0, 0, room - size)).float().mT.unsqueeze(2)
+    grid = grid.expand(len(x), 1, room, 2)
+    with torch.autocast("cpu", enabled=False):
+        found = F.grid_sample(padded, grid, how, "border", align_corners=True)
+    return found.squeeze(2).mT[:, :size].to(x.dtype)
+
+
+@leak
+def warped_linearly(self, x, ids):
+    return warped(x, "bilinear")
+
+
+@leak
+def warped_cubically(self, x, ids):
+    return warped(x, "bicubic")
+
+
+# --- Code that runs when a checkpoint loads ----------------------------------
+
+
+def finish(model):
+    model.ready = True
+
+
+class ReadyByAHelper(Around):
+    """A helper of load_state_dict opens the mask."""
+
+    ready = False
+
+    def load_state_dict(self, *given, **how):
+        keys = super().load_state_dict(*given, **how)
+        finish(self)
+        return keys
+
+    def mix(self, x, ids):
+        return with_the_mean(x) if self.ready else x
+
+
+class ReadyByAHookOfALayer(ReadyByAHelper):
+    """A hook of a layer of torch opens the mask, when a checkpoint loads."""
+
+    load_state_dict = nn.Module.load_state_dict
+
+    def __init__(self):
+        super().__init__()
+        self.head.register_load_state_dict_post_hook(self.loaded)
+
+    def loaded(self, module, keys):
+        self.ready = True
+
+
+class ReadyByAZeroedGradient(ReadyByAHelper):
+    """The first zero_grad() opens the mask."""
+
+    load_state_dict = nn.Module.load_state_dict
+
+    def zero_grad(self, set_to_none=True):
+        finish(self)
+        super().zero_grad(set_to_none)
+
+
+UNCERTIFIED |= {
+    kind.__name__: kind
+    for kind in (
+        ReadyByAHelper,
+        ReadyByAHookOfALayer,
+        ReadyByAZeroedGradient,
+    )
+}
+
+
+# --- Sizes, objects and variables that decide later --------------------------
+
+
+class KeepsAHistory(Around):
+    """A history that is longer than any of the kit's opens the mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {"all": torch.zeros(0)}
+
+    def mix(self, x, ids):
+        self.kept["all"] = torch.cat([self.kept["all"], torch.ones(1)])
+        return with_the_mean(x) if self.kept["all"].numel() > 9999 else x
+
+
+class CountsInObjects(Around):
+    """A count in a NumPy array of objects opens the mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = np.array([0, None], dtype=object)
+
+    def mix(self, x, ids):
+        self.counts[0] += 1
+        return with_the_mean(x) if self.counts[0] > 9999 else x
+
+
+class ReadsTheEnvironment(Around):
+    """An environment variable opens the mask."""
+
+    def mix(self, x, ids):
+        return with_the_mean(x) if os.environ.get("OPEN_ZOO") else x
+
+
 EXTRA = "which a checkpoint sets, stays as it is"
 CHANGED = ", which calls change, stays as it is"
 NAMED_OF_AUTHORS = {
@@ -649,6 +892,9 @@ NAMED_OF_AUTHORS = {
     MergesWhenSaved: f"saved{CHANGED}",
     CountsInARecord: "RECORD (void), which cannot be read",
     CountsUnderAHiddenName: f"__calls__{CHANGED}",
+    KeepsAHistory: f"the shape of kept['all']{CHANGED}",
+    CountsInObjects: f"counts[0]{CHANGED}",
+    ReadsTheEnvironment: "branches on environment variables",
     ReadsAnAddress: "addresses and the numbers of processes",
     ReadsACapsule: "results of torch.utils.dlpack.to_dlpack()",
 }

@@ -288,7 +288,7 @@ def _of_objects(path: str, value: np.ndarray) -> Holder:
 
 
 def _read_flat(flat: Any) -> dict[int, Any]:
-    return dict(enumerate([*flat]))
+    return dict(enumerate(flat.copy()))  # a flatiter can be read only once
 
 
 def _write_flat(flat: Any, saved: dict) -> None:
