@@ -327,8 +327,12 @@ class Shadows(Operations):
         return self._shadow(tensor).view(tensor)
 
     def latest(self, tensor: Tensor) -> int:
-        """Return the largest code of a tensor; KNOWN for a new tensor."""
-        found = [self.storages.find(part) for part in parts_of(local(tensor))]
+        """Return the largest code of a tensor; KNOWN for a new tensor.
+
+        Codes cannot follow sparse tensors, so they count as new.
+        """
+        parts = tensors_in(parts_of(local(tensor)))
+        found = [self.storages.find(part) for part in parts]
         codes = [plain(s.codes).max() for s in found if s and s.codes.numel()]
         return max(map(int, codes), default=KNOWN)
 

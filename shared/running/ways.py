@@ -236,7 +236,9 @@ WITH_TARGETS = (
     _modes(f"with {TARGETS_TOO}", kind=TARGETS_TOO, targets=True)[True],
 )
 INFERENCE = Case("in inference mode", within=torch.inference_mode)
-AUTOCAST, TRAIN_AUTOCAST = _modes("under autocast", within=_autocast)
+AUTOCAST, TRAIN_AUTOCAST = _modes(
+    "under autocast in bfloat16", within=_autocast
+)
 COMPILED = Case("compiled", within=as_compiled, compiled=True)
 CROWD = Case("in a call of more than 4,096 tokens", crowd=True)
 FROZEN = Case(frozen=True)

@@ -1271,6 +1271,34 @@ def test_a_loss_that_is_written_over_is_not_sound():
     assert "other than by its cross-entropies" in str(proof)
 
 
+class KeepsASparseTensor(Around):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.eye(3).to_sparse()
+
+    def mix(self, x, ids):
+        return x
+
+
+class ReshapesAnArray(Around):
+    def __init__(self):
+        super().__init__()
+        self.array = np.zeros(6)
+
+    def mix(self, x, ids):
+        self.array.shape = (2, 3) if self.array.ndim == 1 else (6,)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
+@pytest.mark.parametrize("kind", [KeepsASparseTensor, ReshapesAnArray])
+def test_an_attribute_of_another_kind_stops_no_proof(kind):
+    proof = prove_causality(kind, **SIZES, lengths=(2, 7))
+    assert proof.complete, str(proof)
+    named = [text for text in proof.assumptions if "array" in text]
+    assert len(named) == (kind is ReshapesAnArray)
+
+
 def test_the_angle_of_known_numbers_is_known():
     class Rotary(Around):
         def mix(self, x, ids):

@@ -229,6 +229,8 @@ class KeptState:
                     self.unread[holder.path] = "not put back"
         self.memory.put_back()
         for array_, copied in self.arrays:
+            if array_.shape != copied.shape:  # a call changed it in place
+                array_.shape = copied.shape
             array_[...] = copied
         for _, restore in self.generators:
             restore()
