@@ -286,6 +286,15 @@ class Call:
         codes = self.codes(name)
         return plain(codes) if self.hides else codes
 
+    def given_tensors(self) -> list[Tensor]:
+        """Return all tensors among the arguments, also those in lists."""
+        args, kwargs = self.positional
+        return tensors_in((*args, *kwargs.values()))
+
+    def latest(self, tensor: Tensor) -> int:
+        """Return the largest dependency code of one of these tensors."""
+        return int(self._largest({id(tensor)}))
+
     def everything(self) -> Tensor:
         """Return the largest dependency code of all arguments."""
         self._consulted |= self.given.keys()

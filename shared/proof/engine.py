@@ -247,7 +247,7 @@ def follow(
         scores = run(tokens, targets)
     codes = shadows.codes(scores)
     reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
-    if losses is not None and losses.is_sound(scores):
+    if losses is not None and scores in losses.sound:
         reached = allowed
     return Found(reached, allowed, shadows.notes, shadows.path, scores)
 

@@ -3,21 +3,45 @@
 A cross-entropy compares the scores of a position with the position's target.
 The loss depends on all tokens. But it leaks nothing if no row of scores
 depends on its target or on later tokens. Such a loss is *sound*, and so is
-what is computed only from sound losses and weights. If tokens also reach the
-returned loss by another path, the proof stays open.
+what is computed from sound losses, weights and *counts*. Counts are computed
+only from tokens and targets, as the number of targets that are not padding. If
+tokens also reach the returned loss by another path, the proof stays open.
 """
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..running.operations import tensors_in
 from .call import Call
-from .codes import FREE, KNOWN, LONGEST, over, plain
+from .codes import FREE, KNOWN, LONGEST, over
 from .shadows import Shadows, Step
 
 Tokens = Int[Tensor, "batch time"]
 CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward")
+
+
+class _Held:
+    """The tensors of one kind; no other tensor gets their addresses."""
+
+    def __init__(self, *tensors: Tensor):
+        self._by_storage = dict[int, Tensor]()
+        for tensor in tensors:
+            self.put(tensor, True)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._by_storage
+
+    def put(self, tensor: Tensor, belongs: bool) -> None:
+        """Add a tensor that was just written, or remove its storage.
+
+        If only a part of a storage was written, the rest decides too.
+        """
+        storage = tensor.untyped_storage()
+        whole = tensor.numel() * tensor.itemsize == storage.nbytes()
+        if belongs and (whole or tensor in self):
+            self._by_storage[storage._cdata] = tensor
+        else:
+            self._by_storage.pop(storage._cdata, None)
 
 
 class Compared:
@@ -38,8 +62,7 @@ class Compared:
     ):
         self.shadows, self.offset = shadows, offset
         self.tokens, self.targets = tokens, targets
-        # by storage: a tensor with only sound losses, which keeps its address
-        self._sound = dict[int, Tensor]()
+        self.sound, self.counts = _Held(), _Held(tokens, targets)
 
     def __call__(self, step: Step) -> None:
         """Inspect a step as it runs."""
@@ -47,29 +70,26 @@ class Compared:
             return
         loss = step.name in CROSS_ENTROPY
         sound = self._compares(step) if loss else self._goes_on(step.call)
+        count = not sound and self._counts(step.call)
         for out in step.outs:
             if sound and loss:
                 self.shadows.mark(out, LONGEST)
-            storage = out.untyped_storage()
-            whole = out.numel() * out.itemsize == storage.nbytes()
-            if sound and (whole or self.is_sound(out)):
-                self._sound[storage._cdata] = out
-            else:
-                self._sound.pop(storage._cdata, None)
-
-    def is_sound(self, tensor: Tensor) -> bool:
-        """Return whether a tensor has only sound losses."""
-        return tensor.untyped_storage()._cdata in self._sound
+            self.sound.put(out, sound)
+            self.counts.put(out, count)
 
     def _goes_on(self, call: Call) -> bool:
-        """Return whether results depend only on sound losses and weights."""
-        args, kwargs = call.positional
-        given = [*tensors_in(args), *tensors_in(kwargs.values())]
-        rest = [t for t in given if not self.is_sound(t)]
-        return len(rest) < len(given) and all(
-            int(plain(call.given[id(t)]).max()) <= FREE
-            for t in rest
-            if t.numel()
+        """Return whether results are sound as well."""
+        given = call.given_tensors()
+        return any(t in self.sound for t in given) and all(
+            t in self.sound or t in self.counts or call.latest(t) <= FREE
+            for t in given
+        )
+
+    def _counts(self, call: Call) -> bool:
+        """Return whether results depend on tokens, and on no weight."""
+        return all(
+            t in self.counts or call.latest(t) == KNOWN
+            for t in call.given_tensors()
         )
 
     def _compares(self, step: Step) -> bool:
@@ -87,7 +107,8 @@ class Compared:
         if bool(late.any()) or not self._are_placed(call["target"], targets):
             self.shadows.notes.compared.setdefault(step.place, step.name)
             return False
-        return int(call.plain("weight").max()) <= FREE
+        weight = call.get("weight")
+        return weight is None or call.latest(weight) <= FREE
 
     def _are_placed(self, targets: Tensor, codes: Tensor) -> bool:
         """Return whether each target equals the id that its code stands for.

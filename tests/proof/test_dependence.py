@@ -1261,11 +1261,38 @@ def test_what_is_computed_from_sound_losses_leaks_nothing(of_losses):
     assert "in train mode by the loss that" in str(proof)
 
 
+COUNTED = {
+    "a masked mean": lambda each, seen: (each * seen).sum() / seen.sum(),
+    "a sum by a count": lambda each, seen: each.sum() / seen.sum(),
+    "in rows": lambda each, seen: (each.sum(1) / seen.sum(1)).mean(),
+}
+
+
+@pytest.mark.parametrize("mean", COUNTED.values(), ids=COUNTED.keys())
+def test_a_mean_over_the_targets_that_count_leaks_nothing(mean):
+    class Trains(TrainsByItsLoss):
+        def trained(self, x, wanted, labels):
+            return mean(self.each(x, wanted), (wanted != 7).float())
+
+    proof = prove_causality(Trains, **SIZES, lengths=(2, 7))
+    assert proof.complete, str(proof)
+
+
+def test_a_mean_that_is_weighted_by_vectors_of_the_text_is_not_sound():
+    class Trains(TrainsByItsLoss):
+        def trained(self, x, wanted, labels):
+            weight = self.head(x).detach().amax(-1).sigmoid()
+            return (self.each(x, wanted) * weight).mean()
+
+    proof = prove_causality(Trains, **SIZES, lengths=(2, 7))
+    assert "other than by its cross-entropies" in str(proof)
+
+
 def test_a_loss_that_is_written_over_is_not_sound():
     class Overwrites(TrainsByItsLoss):
         def trained(self, x, wanted, labels):
             loss = self.losses(x, wanted).detach()
-            return self.losses(x, wanted) + loss.copy_(labels.sum())
+            return self.losses(x, wanted) + loss.copy_(x.detach().sum())
 
     proof = prove_causality(Overwrites, **SIZES, lengths=(2, 7))
     assert "other than by its cross-entropies" in str(proof)
