@@ -1345,11 +1345,15 @@ def test_a_model_whose_array_shares_memory_is_not_copied():
     assert "proved" not in report.results[0].message.replace("not proved", "")
 
 
+LEAKY_LENGTHS = (7, 11, 12)  # some models leak only at 7, or next to the end
+
+
 @pytest.mark.parametrize("name", UNCERTIFIED)
 def test_a_leak_past_a_rule_has_no_certificate(name):
     leaky = UNCERTIFIED[name]
     vocab_size = getattr(leaky, "vocab_size", SIZES["vocab_size"])
-    proof = prove_causality(leaky, **SIZES | {"vocab_size": vocab_size})
+    sizes = SIZES | {"vocab_size": vocab_size}
+    proof = prove_causality(leaky, **sizes, lengths=LEAKY_LENGTHS)
     assert not proof.proved, str(proof)
     assert proof.open or proof.conditions
     assert "numbers leave torch at" in str(proof) or name != "pickled"
@@ -1999,7 +2003,7 @@ EVERY_NAMED = NAMED | NAMED_OF_AUTHORS
 
 @pytest.mark.parametrize("kind", EVERY_NAMED)
 def test_state_that_may_open_a_path_is_a_named_assumption(kind):
-    proof = prove_causality(kind, **SIZES)
+    proof = prove_causality(kind, **SIZES, lengths=(2, 9))
     assert EVERY_NAMED[kind] in " ".join(proof.assumptions), str(proof)
 
 
@@ -2408,7 +2412,7 @@ class PaddingInAnEncoder(Around):
     ],
 )
 def test_rows_that_padding_hides_entirely_are_proved(model):
-    proof = prove_causality(model, **SIZES, lengths=(2, 12))
+    proof = prove_causality(model, **SIZES, lengths=(2, 9))
     assert proof.proved, str(proof)
     assert not proof.conditions
 
