@@ -334,6 +334,15 @@ def test_the_number_of_threads_is_one_or_as_requested():
         torch.set_num_threads(before)
 
 
+def test_a_leak_that_pytest_reports_comes_with_its_map():
+    mark = parametrize_with_checks([leaky], checks=["causality"])
+    model, check = mark.args[1][0].values
+    with pytest.raises(AssertionError, match="position 0") as caught:
+        check(model)
+    (drawn,) = caught.value.__notes__
+    assert len(drawn.splitlines()) > 5
+
+
 def test_parametrize_names_and_marks():
     def test(model, check):
         pass

@@ -194,7 +194,7 @@ def _names_by_value(
     Each entry has torch's name of the operation, the name on the left, and
     the names on the right that compute the same value.
     """
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[str, None]] = {}
     for value in values:
         a, b = value.left, value.right
         assert a is not None
@@ -205,9 +205,8 @@ def _names_by_value(
             _holds(p.right, b) for p in pairs
         )
         if left and right and op and here:
-            names = found.setdefault((op, left), [])
-            names += [right] if right not in names else []
-    return [(*key, names) for key, names in found.items()]
+            found.setdefault((op, left), {})[right] = None
+    return [(*key, [*names]) for key, names in found.items()]
 
 
 def _holds(part: Part | None, place: Place) -> bool:
