@@ -238,17 +238,13 @@ def follow(
     run.reset()
     shadows = run.shadows(routing, tape)
     allowed = _mark(shadows, tokens, targets, order)
-    losses = None
     if order.losses and targets is not None:
-        losses = Compared(shadows, tokens, targets, order.target)
-        shadows.tape = losses
+        shadows.tape = Compared(shadows, tokens, targets, order.target)
         allowed = torch.full_like(allowed, FREE)
     with codes_carried(shadows):
         scores = run(tokens, targets)
     codes = shadows.codes(scores)
     reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
-    if losses is not None and scores in losses.sound:
-        reached = allowed
     return Found(reached, allowed, shadows.notes, shadows.path, scores)
 
 

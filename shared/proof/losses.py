@@ -2,10 +2,10 @@
 
 A cross-entropy compares the scores of a position with the position's target.
 The loss depends on all tokens. But it leaks nothing if no row of scores
-depends on its target or on later tokens. Such a loss is *sound*, and so is
-what is computed from sound losses, weights and *counts*. Counts are computed
-only from tokens and targets, as the number of targets that are not padding. If
-tokens also reach the returned loss by another path, the proof stays open.
+depends on its target, on later tokens, or on another loss. Such a loss is
+*sound*. Weights of ids and of positions may depend on any token: they change
+how much a position counts, but not its scores. If tokens also reach the
+returned loss by another path, the proof stays open.
 """
 
 import torch
@@ -13,42 +13,40 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .call import Call
-from .codes import FREE, KNOWN, LONGEST, over
+from .codes import FREE, KNOWN, full, over
 from .shadows import Shadows, Step
 
 Tokens = Int[Tensor, "batch time"]
 CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward")
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
+# operations that count marked positions, and that weight losses by counts
+COUNTING = COMPARISONS | {"_to_copy", "sum", "clamp", "clamp_min", "mean"}
+COUNTING |= {"logical_not", "logical_and", "logical_or", "bitwise_not"}
+COUNTING |= {"bitwise_and", "bitwise_or", "mul", "clone", "reciprocal"}
+WEIGHTING = {"mul", "div", "add", "sub", "sum", "mean", "where", "_to_copy"}
+WEIGHTING |= {"masked_fill", "clone", "neg"}
 
 
 class _Held:
-    """The tensors of one kind; no other tensor gets their addresses."""
+    """Tensors of one kind, by storage; no other tensor gets their address."""
 
     def __init__(self, *tensors: Tensor):
-        self._by_storage = dict[int, Tensor]()
-        for tensor in tensors:
-            self.put(tensor, True)
+        self._tensors = {t.untyped_storage()._cdata: t for t in tensors}
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._by_storage
+        return tensor.untyped_storage()._cdata in self._tensors
 
-    def put(self, tensor: Tensor, belongs: bool) -> None:
-        """Add a tensor that was just written, or remove its storage.
+    def add(self, tensor: Tensor) -> None:
+        self._tensors[tensor.untyped_storage()._cdata] = tensor
 
-        If only a part of a storage was written, the rest decides too.
-        """
-        storage = tensor.untyped_storage()
-        whole = tensor.numel() * tensor.itemsize == storage.nbytes()
-        if belongs and (whole or tensor in self):
-            self._by_storage[storage._cdata] = tensor
-        else:
-            self._by_storage.pop(storage._cdata, None)
+    def remove(self, tensor: Tensor) -> None:
+        self._tensors.pop(tensor.untyped_storage()._cdata, None)
 
 
 class Compared:
-    """A tape (called with each step) that follows sound losses.
+    """A tape (called with each step) that clears the codes of sound losses.
 
-    A sound loss depends on all tokens. So if scores are computed from it, the
-    loss of these scores is not sound.
+    It also follows what is computed from a loss, because scores must not be.
 
     Args:
         shadows: carries the codes. A token's code is twice its position. A
@@ -62,41 +60,62 @@ class Compared:
     ):
         self.shadows, self.offset = shadows, offset
         self.tokens, self.targets = tokens, targets
-        self.sound, self.counts = _Held(), _Held(tokens, targets)
+        self.after = _Held()  # computed from a loss and anything else
+        self.losses = _Held()  # computed from sound losses and counts
+        # booleans and numbers that say which tokens or targets count
+        self.counts = _Held()
 
     def __call__(self, step: Step) -> None:
         """Inspect a step as it runs."""
-        if step.call is None:  # a view
+        call = step.call
+        if call is None:  # a view
             return
-        loss = step.name in CROSS_ENTROPY
-        sound = self._compares(step) if loss else self._goes_on(step.call)
-        count = not sound and self._counts(step.call)
-        for out in step.outs:
-            if sound and loss:
-                self.shadows.mark(out, LONGEST)
-            self.sound.put(out, sound)
-            self.counts.put(out, count)
-
-    def _goes_on(self, call: Call) -> bool:
-        """Return whether results are sound as well."""
         given = call.given_tensors()
-        return any(t in self.sound for t in given) and all(
-            t in self.sound or t in self.counts or call.latest(t) <= FREE
-            for t in given
+        compares = step.name in CROSS_ENTROPY
+        sound = compares and self._is_sound(step)
+        after = compares or any(t in self.after for t in given)
+        loss = sound or self._is_weighted(step.name, call)
+        count = self._is_count(step.name, call)
+        for out in step.outs:
+            if loss:
+                self.shadows.mark(out, full(FREE, 0))
+            storage = out.untyped_storage()
+            size = out.numel() * out.itemsize
+            whole = out.is_contiguous() and size == storage.nbytes()
+            for belongs, held in ((loss, self.losses), (count, self.counts)):
+                if belongs and (whole or out in held):
+                    held.add(out)
+                else:
+                    held.remove(out)
+            if after:
+                self.after.add(out)
+            elif whole:
+                self.after.remove(out)
+
+    def _is_weighted(self, name: str, call: Call) -> bool:
+        """Return whether results are sound losses, weighted by counts."""
+        given = call.given_tensors()
+        return (
+            name in WEIGHTING
+            and any(t in self.losses for t in given)
+            and all(
+                t in self.losses or t in self.counts or call.latest(t) == KNOWN
+                for t in given
+            )
         )
 
-    def _counts(self, call: Call) -> bool:
-        """Return whether results depend on tokens, and on no weight."""
-        return all(
-            t in self.counts or call.latest(t) == KNOWN
-            for t in call.given_tensors()
+    def _is_count(self, name: str, call: Call) -> bool:
+        """Return whether results say which tokens or targets count."""
+        given = call.given_tensors()
+        ids = [t for t in given if not t.is_floating_point()]
+        if name in COMPARISONS and len(ids) == len(given):
+            return all(call.latest(t) != FREE for t in given)
+        return name in COUNTING and all(
+            t in self.counts or call.latest(t) == KNOWN for t in given
         )
 
-    def _compares(self, step: Step) -> bool:
-        """Return whether a cross-entropy is sound; note scores that are not.
-
-        If its weights of the ids depend on tokens, it is not sound.
-        """
+    def _is_sound(self, step: Step) -> bool:
+        """Return whether a cross-entropy is sound; note one that is not."""
         call = step.call
         assert call is not None
         axis = 0 if call["self"].dim() == 1 else 1
@@ -104,11 +123,14 @@ class Compared:
         targets = call.plain("target")
         left_out = (targets == KNOWN) & (call["target"] < 0)
         late = (rows >= targets) & (rows > FREE) & ~left_out
-        if bool(late.any()) or not self._are_placed(call["target"], targets):
+        if (
+            bool(late.any())
+            or call["self"] in self.after
+            or not self._are_placed(call["target"], targets)
+        ):
             self.shadows.notes.compared.setdefault(step.place, step.name)
             return False
-        weight = call.get("weight")
-        return weight is None or call.latest(weight) <= FREE
+        return True
 
     def _are_placed(self, targets: Tensor, codes: Tensor) -> bool:
         """Return whether each target equals the id that its code stands for.

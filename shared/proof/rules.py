@@ -219,30 +219,37 @@ def product(call: Call) -> Tensor:
     return codes.masked_fill(zero, KNOWN)
 
 
-# operations whose results for 0 depend on its sign, as a product may give it
-SIGNED = ("atan2", "angle", "signbit", "copysign")
-
-
-@rule(" ".join(SIGNED))
+@rule("atan2 signbit copysign", placed=True)
 def signed(call: Call) -> Tensor:
-    """Let results that the sign of a known 0 decides depend on all tokens."""
+    """Let results that the sign of a known 0 decides depend on all tokens.
+
+    A product with a mask may have made the 0.
+    """
     codes = pointwise(call)
     name = "other" if call.name == "copysign" else "self"
-    value = call[name]
-    if not isinstance(value, Tensor):
-        return codes
-    if call.name == "angle":
-        if not value.is_complex():
-            return codes  # 0 for both zeros
-        given = call.value(name)
-        zero = (given.imag == 0) & (given.real <= 0)
-        zero = zero & (call.codes(name) == KNOWN)
-    else:
-        zero = call.zeros(name)
+    zero = call.zeros(name)
     if call.name == "atan2" and bool(zero.any()):
         above = (call.codes("other") == KNOWN) & (call.value("other") > 0)
         zero = zero & ~above
-    return codes.masked_fill(zero, SIGN) if bool(zero.any()) else codes
+    if name not in call.tensors or not bool(zero.any()):
+        return codes
+    return codes.masked_fill(zero, SIGN)
+
+
+# complex functions that jump at negative numbers
+JUMPING = "angle sqrt rsqrt log log2 log10 pow acosh acos asin atanh"
+
+
+@rule(JUMPING, placed=True)
+def jumping(call: Call) -> Tensor:
+    """As `signed`, for the imaginary parts of complex numbers."""
+    codes, value = pointwise(call), call.args.get("self")
+    if not isinstance(value, Tensor) or not value.is_complex():
+        return codes
+    jumps = call.value("self").imag == 0
+    if call.name in ("angle", "sqrt", "rsqrt", "log", "log2", "log10", "pow"):
+        jumps = jumps & (call.value("self").real <= 0)
+    return torch.where(jumps, SIGN, codes) if bool(jumps.any()) else codes
 
 
 @rule("bitwise_or logical_or __or__")

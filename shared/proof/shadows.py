@@ -59,7 +59,7 @@ from .codes import (
     plain,
 )
 from .collectives import carry
-from .rules import FORMULAS, MASKS, SIGNED, integers_of_routing, pointwise
+from .rules import FORMULAS, MASKS, integers_of_routing, pointwise
 
 # --- Notes of a run ----------------------------------------------------------
 
@@ -426,16 +426,21 @@ class Shadows(Operations):
         result = func(*args, **kwargs)
         if func is VIEW_AS:  # the bits of NaN are a number
             self._note("nans", 0, name)
-            if not (result.is_floating_point() or result.is_complex()):
+            if result.dtype.to_real() != args[0].dtype.to_real():
                 self._forget_signs(args[0])
         if getattr(self.tape, "views", False):
             self._record(name, tensors_in((result,)), None)
         return result
 
     def _forget_signs(self, tensor):
-        """Let the sign of each 0 depend on all tokens, as a product's may."""
-        if tensor.untyped_storage()._cdata not in self.outside:
-            codes = self.codes(tensor)
+        """Let each known 0 among numbers that depend on tokens have any sign.
+
+        A product with a mask may have made it.
+        """
+        shadow = self._shadow(tensor)
+        floating = tensor.is_floating_point() or tensor.is_complex()
+        if floating and shadow.low == KNOWN and shadow.top > FREE:
+            codes = shadow.view(tensor)
             zero = (codes == KNOWN) & (tensor == 0)
             if bool(zero.any()):
                 self.mark(tensor, codes.masked_fill(zero, SIGN))
@@ -579,8 +584,7 @@ class Shadows(Operations):
             top: an upper bound of the arguments' codes.
         """
         name = facts.name
-        known = top == KNOWN and not facts.random and name not in SIGNED
-        if name in UNSET or known:
+        if name in UNSET or (top == KNOWN and not facts.random):
             code = LONGEST if name in UNSET else KNOWN
             for out in given.outs:
                 codes = full(code, out.dim(), out.device)

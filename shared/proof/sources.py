@@ -96,6 +96,10 @@ def _by_identity() -> Iterator[tuple[int, str]]:
 
 
 FUNCTIONS = dict(_by_identity())
+ENVIRON = {  # the code of each method that reads environment variables
+    getattr(type(os.environ), name).__code__
+    for name in ("__getitem__", "__iter__", "__len__")
+}
 # Python's modules that read the clock only to wait, or to stamp a message.
 WAITING = {"logging", "threading", "queue", "concurrent", "selectors"}
 # Exceptions that do not depend on numbers, so code may catch them.
@@ -145,7 +149,7 @@ class Sources:
         if code is random.Random.seed.__code__:
             if frame.f_locals.get("a", 0) is None:
                 self.drawn[SYSTEM] = None
-        elif code is type(os.environ).__getitem__.__code__:
+        elif code in ENVIRON:
             if _for_the_author(caller):
                 self.drawn[ENVIRONMENT] = None
         elif code is contextlib.suppress.__init__.__code__:

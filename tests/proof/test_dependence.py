@@ -1241,6 +1241,12 @@ def test_a_loss_without_scores_is_followed(kind, open_):
     assert (open_ or "in train mode by the loss that") in str(proof)
 
 
+def kept(each):
+    room = torch.empty(2)
+    room[0], room[1] = each.sum(), each.mean()
+    return room
+
+
 @pytest.mark.parametrize(
     "of_losses",
     [
@@ -1248,8 +1254,9 @@ def test_a_loss_without_scores_is_followed(kind, open_):
         lambda each: (each * torch.linspace(0, 1, each.size(1))).sum(),
         lambda each: each.topk(1).values.mean() + each.mean() / 9,
         lambda each: torch.zeros(1).add_(each.mean())[0],
+        lambda each: kept(each).sum(),
     ],
-    ids=["focal", "weighted", "hardest", "added in place"],
+    ids=["focal", "weighted", "hardest", "added in place", "kept"],
 )
 def test_what_is_computed_from_sound_losses_leaks_nothing(of_losses):
     class Trains(TrainsByItsLoss):
@@ -1317,13 +1324,31 @@ class ReshapesAnArray(Around):
         return x
 
 
+class EndsWhenLoaded(KeepsASparseTensor):
+    def load_state_dict(self, *given, **how):
+        sys.exit("no checkpoint")
+
+
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
-@pytest.mark.parametrize("kind", [KeepsASparseTensor, ReshapesAnArray])
+@pytest.mark.parametrize(
+    "kind", [KeepsASparseTensor, EndsWhenLoaded, ReshapesAnArray]
+)
 def test_an_attribute_of_another_kind_stops_no_proof(kind):
     proof = prove_causality(kind, **SIZES, lengths=(2, 7))
     assert proof.complete, str(proof)
     named = [text for text in proof.assumptions if "array" in text]
     assert len(named) == (kind is ReshapesAnArray)
+
+
+def test_a_mask_may_be_a_view_of_other_bits():
+    class Views(Around):
+        def mix(self, x, ids):
+            ahead = torch.ones(x.size(1), x.size(1), dtype=torch.uint8).triu(1)
+            hidden = (x @ x.mT).masked_fill(ahead.view(torch.bool), -INF)
+            return hidden.softmax(-1) @ x
+
+    proof = prove_causality(Views, **SIZES, lengths=(2, 7))
+    assert proof.complete, str(proof)
 
 
 def test_the_angle_of_known_numbers_is_known():

@@ -27,6 +27,7 @@ SMALL = 4096  # a frozen parameter up to this size belongs to the state
 LONG_LIST = 1000  # the plain values of a longer container are compared as one
 MOST_BYTES = 1 << 30  # most bytes of memory that are kept
 TOO_MANY = "more numbers than the kit keeps"
+NOT_PUT_BACK = "not put back"
 
 # --- Values ------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ class KeptState:
             if isinstance(t, nn.Parameter) and not _is_weight(t)
         ]
         self.arrays = [
-            (held, held.copy())
+            (name, held, held.copy())
             for name, held in walk.arrays.items()
             if held.flags.writeable and self._has_room(name, held)
         ]
@@ -226,12 +227,15 @@ class KeptState:
                 try:
                     holder.write(saved)
                 except Exception:  # writing may run code of the model's author
-                    self.unread[holder.path] = "not put back"
+                    self.unread[holder.path] = NOT_PUT_BACK
         self.memory.put_back()
-        for array_, copied in self.arrays:
-            if array_.shape != copied.shape:  # a call changed it in place
-                array_.shape = copied.shape
-            array_[...] = copied
+        for name, array_, copied in self.arrays:
+            try:
+                if array_.shape != copied.shape:  # a call changed it in place
+                    array_.shape = copied.shape
+                array_[...] = copied
+            except ValueError:  # it has another size now
+                self.unread[name] = NOT_PUT_BACK
         for _, restore in self.generators:
             restore()
         self.versions = self._versions()
