@@ -30,8 +30,8 @@ WEIGHTING |= {"masked_fill", "clone", "neg"}
 class _Held:
     """Tensors of one kind, by storage; no other tensor gets their address."""
 
-    def __init__(self, *tensors: Tensor):
-        self._tensors = {t.untyped_storage()._cdata: t for t in tensors}
+    def __init__(self) -> None:
+        self._tensors = dict[int, Tensor]()
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._tensors
@@ -110,8 +110,10 @@ class Compared:
         ids = [t for t in given if not t.is_floating_point()]
         if name in COMPARISONS and len(ids) == len(given):
             return all(call.latest(t) != FREE for t in given)
+        # no known vector, which might be the table of a second model
         return name in COUNTING and all(
-            t in self.counts or call.latest(t) == KNOWN for t in given
+            t in self.counts or (call.latest(t) == KNOWN and t.dim() == 0)
+            for t in given
         )
 
     def _is_sound(self, step: Step) -> bool:

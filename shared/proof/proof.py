@@ -49,7 +49,7 @@ DRAWN = {
     ADDRESSES: "addresses and the numbers of processes and threads",
     ENVIRONMENT: "branches on environment variables",
 }
-UNLIKE = CLOCK, ADDRESSES, ENVIRONMENT  # no seed decides these at all
+UNLIKE = CLOCK, ADDRESSES, ENVIRONMENT  # sources that no seed changes
 # Tests that recognise a case, with its name in the sentence of a proof.
 ALSO: tuple[tuple[Callable[[Case], bool], str], ...] = (
     (lambda c: c.rows > 1, "with two rows"),
