@@ -212,6 +212,7 @@ def _ways(subject: Subject) -> list[Packing]:
                 words=name,
                 values=lambda _, layout: dict(said([*layout.lengths[0]])),
                 single=True,
+                packed=True,
                 beside=beside,
             )
         ]
@@ -250,6 +251,7 @@ def _together(
         *("", "documents", words, values),
         single=any(i.single for i in given),
         own=any(i.own for i in given),
+        packed=True,
         beside=beside,
         ids=numbers[0] if numbers else "",
     )

@@ -277,7 +277,6 @@ def test_check_documents_says_what_keeps_documents_apart(
     assert re.search(words, result.message), result.message
 
 
-@pytest.mark.slow
 def test_documents_of_a_function_reach_the_other_checks():
     """The proof of causality covers texts with documents."""
     for model, documents, words in (
