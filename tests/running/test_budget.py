@@ -282,6 +282,7 @@ def test_scarce_memory_keeps_a_heavy_model_in_its_own_dtype(
 ):
     monkeypatch.setattr("gpt_duet.running.subject.HEAVY", 0)
     monkeypatch.setattr("gpt_duet.running.variant.free_bytes", lambda _: free)
+    monkeypatch.setattr("gc.collect", lambda: 0)  # takes seconds in all
     seen = set()
 
     class Noting(GPT):
