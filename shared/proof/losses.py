@@ -74,8 +74,8 @@ class Compared:
         compares = step.name in CROSS_ENTROPY
         sound = compares and self._is_sound(step)
         after = compares or any(t in self.after for t in given)
-        loss = sound or self._is_weighted(step.name, call)
-        count = self._is_count(step.name, call)
+        loss = sound or self._is_weighted(step.name, call, given)
+        count = self._is_count(step.name, call, given)
         for out in step.outs:
             if loss:
                 self.shadows.mark(out, full(FREE, 0))
@@ -92,9 +92,8 @@ class Compared:
             elif whole:
                 self.after.remove(out)
 
-    def _is_weighted(self, name: str, call: Call) -> bool:
+    def _is_weighted(self, name: str, call: Call, given: list[Tensor]) -> bool:
         """Return whether results are sound losses, weighted by counts."""
-        given = call.given_tensors()
         return (
             name in WEIGHTING
             and any(t in self.losses for t in given)
@@ -104,11 +103,10 @@ class Compared:
             )
         )
 
-    def _is_count(self, name: str, call: Call) -> bool:
+    def _is_count(self, name: str, call: Call, given: list[Tensor]) -> bool:
         """Return whether results say which tokens or targets count."""
-        given = call.given_tensors()
-        ids = [t for t in given if not t.is_floating_point()]
-        if name in COMPARISONS and len(ids) == len(given):
+        numbers = any(t.is_floating_point() for t in given)
+        if name in COMPARISONS and not numbers:
             return all(call.latest(t) != FREE for t in given)
         # no known vector, which might be the table of a second model
         return name in COUNTING and all(

@@ -96,8 +96,8 @@ def _by_identity() -> Iterator[tuple[int, str]]:
 
 
 FUNCTIONS = dict(_by_identity())
-ENVIRON = {  # the code of each method that reads environment variables
-    getattr(type(os.environ), name).__code__
+ENVIRON = {  # the ids of the code that reads environment variables
+    id(getattr(type(os.environ), name).__code__)
     for name in ("__getitem__", "__iter__", "__len__")
 }
 # Python's modules that read the clock only to wait, or to stamp a message.
@@ -149,7 +149,7 @@ class Sources:
         if code is random.Random.seed.__code__:
             if frame.f_locals.get("a", 0) is None:
                 self.drawn[SYSTEM] = None
-        elif code in ENVIRON:
+        elif id(code) in ENVIRON:
             if _for_the_author(caller):
                 self.drawn[ENVIRONMENT] = None
         elif code is contextlib.suppress.__init__.__code__:

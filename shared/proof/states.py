@@ -217,7 +217,6 @@ class _Rounds:
                 answer = run.answer(tokens, grad=True, go_on=True)
                 found = [t for t in tensors_in((answer,)) if t.requires_grad]
                 torch.stack([t.sum() for t in found]).sum().backward()
-        for _ in range(2):
             with suppress(Exception, SystemExit):
                 model.zero_grad()
             with suppress(Exception, SystemExit):

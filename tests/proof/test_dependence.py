@@ -2437,7 +2437,7 @@ class PaddingInAnEncoder(Around):
     ],
 )
 def test_rows_that_padding_hides_entirely_are_proved(model):
-    proof = prove_causality(model, **SIZES, lengths=(2, 9))
+    proof = prove_causality(model, **SIZES, lengths=(2, 12))
     assert proof.proved, str(proof)
     assert not proof.conditions
 

@@ -644,7 +644,10 @@ class OneMemory(Around):
         if time != 7:
             return x
         self.kept[:rows, :time] = x.detach().flip(1)
-        return torch.from_numpy(self.array)[:rows, :time].to(x.dtype)
+        return self.again()[:rows, :time].to(x.dtype)
+
+    def again(self):
+        return torch.from_numpy(self.array)
 
 
 class OneMemoryOfACall(Around):
@@ -666,12 +669,8 @@ class SharedByDlpack(OneMemory):
         self.kept = torch.zeros(4, BLOCK, WIDTH)
         self.array = torch.from_dlpack(self.kept)
 
-    def mix(self, x, ids):
-        rows, time = ids.shape
-        if time != 7:
-            return x
-        self.kept[:rows, :time] = x.detach().flip(1)
-        return self.array[:rows, :time].clone()
+    def again(self):
+        return self.array
 
 
 UNCERTIFIED |= {

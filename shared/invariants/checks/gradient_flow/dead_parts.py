@@ -187,6 +187,7 @@ def reasons(
             longer=longer.get(key, every),
             zeros=slices & zeros[key].all(1),
             read=read[key],
+            routed=reads.routed,
         )
         if part.revived and key[1] == ENTRIES:
             continue  # such as a bias of a unit that these texts do not use
@@ -279,6 +280,7 @@ class _Part:
             matrices.
         zeros: the dead slices whose entries are all 0.
         read: the indices with which a forward reads the parameter.
+        routed: whether tokens choose experts.
     """
 
     variant: Variant
@@ -291,6 +293,7 @@ class _Part:
     longer: Bool[Tensor, "slices"]
     zeros: Bool[Tensor, "slices"]
     read: list[Int[Tensor, "..."]]
+    routed: bool
 
     @property
     def still(self) -> Bool[Tensor, "slices"]:
@@ -335,7 +338,9 @@ def _spare(part: _Part) -> Reason | None:
 
 
 def _routed_elsewhere(part: _Part) -> Reason | None:
-    """Let experts be chosen at random."""
+    """Let experts be chosen at random, if the model chooses any."""
+    if not part.routed:
+        return None
     alive: Slices = {}
     with suppress(ModelRaised), operations_through(_choose_at_random):
         for seed in range(DRAWS):
@@ -371,11 +376,12 @@ def _are_spare(subject: Subject, dead: Bool[Tensor, "slices"]) -> bool:
 
 
 class _Reads:
-    """Records the indices that read each parameter."""
+    """Records the indices that read each parameter, and choices by tokens."""
 
     def __init__(self, named: dict[str, Tensor]):
         self.names = {(p.data_ptr(), p.shape): n for n, p in named.items()}
         self.found = defaultdict[Axis, list[Int[Tensor, "..."]]](list)
+        self.routed = False
 
     def of(self, key: Axis) -> list[Int[Tensor, "..."]]:
         """Return the indices with which a forward reads slices of an axis."""
@@ -384,6 +390,7 @@ class _Reads:
 
     def __call__(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Run an operation, and record its indices."""
+        self.routed |= name in ROUTES
         if name in READERS:
             of = self.names.get((args[0].data_ptr(), args[0].shape))
             for axis, index in READERS[name](args):
